@@ -1,0 +1,195 @@
+"""The paper's equations in plain PyTorch: the oracle that every kernel is tested against.
+
+Shapes, here and everywhere: b batch, h heads, q queries, k keys, d model width, e head width, s segments,
+v vocabulary. Positions count from 0. A boolean `mask` is True where a query may look.
+
+`phi` is a distribution over the keys that points at a boundary of the window; F, its prefix sums, is the
+probability that the boundary lies at or before a key, and G, its suffix sums, that it lies at or after it.
+"""
+
+import math
+from typing import Literal, get_args
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+Expectation = Literal["paper", "exact"]
+EXPECTATIONS: tuple[str, ...] = get_args(Expectation)
+
+
+def discrete_window(left: int | Int[Tensor, "..."], right: int | Int[Tensor, "..."], num_keys: int) -> Tensor:
+    """Mark the keys from `left` to `right`, both included (Section 3.1): m_i = 1 if l ≤ i ≤ r, else 0.
+
+    As in the paper, `left > right` is an empty window; `soft_window` takes its boundaries in either order.
+
+    >>> discrete_window(3, 8, 10)
+    tensor([0., 0., 0., 1., 1., 1., 1., 1., 1., 0.])
+    """
+    left, right = torch.as_tensor(left), torch.as_tensor(right)
+    position = torch.arange(num_keys, device=left.device)
+    inside = (left[..., None] <= position) & (position <= right[..., None])
+    return inside.to(torch.get_default_dtype())
+
+
+def segment_bounds(
+    num_keys: int, segment_size: int, origin: Int[Tensor, "*lead"] | None = None
+) -> tuple[Int[Tensor, "*lead k"], Int[Tensor, "*lead k"]]:
+    """Give for each key the first and the last key of its segment, on a grid that starts at `origin`.
+
+    >>> [bound.tolist() for bound in segment_bounds(5, 2)]
+    [[0, 0, 2, 2, 4], [1, 1, 3, 3, 4]]
+    """
+    position = torch.arange(num_keys, device=None if origin is None else origin.device)
+    start = 0 if origin is None else origin[..., None]
+    first = start + (position - start).div(segment_size, rounding_mode="floor") * segment_size
+    return first.clamp(min=0), (first + segment_size - 1).clamp(max=num_keys - 1)
+
+
+def rightward(
+    phi: Float[Tensor, "*lead k"], segment_size: int = 1, *, segment_origin: Int[Tensor, " b"] | None = None
+) -> Float[Tensor, "*lead k"]:
+    """Sum φ from the left up to each key, F = φᵀL, or up to the end of its segment, F = φᵀJ (Eq. 3, 8).
+
+    >>> rightward(torch.tensor([0.1, 0.2, 0.3, 0.4]))
+    tensor([0.1000, 0.3000, 0.6000, 1.0000])
+    >>> rightward(torch.tensor([0.1, 0.2, 0.3, 0.4]), segment_size=2)
+    tensor([0.3000, 0.3000, 1.0000, 1.0000])
+    """
+    prefix = phi.cumsum(-1)
+    if segment_size == 1:
+        return prefix
+    _, last = _segment_bounds_of(phi, segment_size, segment_origin)
+    return prefix.gather(-1, last)
+
+
+def leftward(
+    phi: Float[Tensor, "*lead k"], segment_size: int = 1, *, segment_origin: Int[Tensor, " b"] | None = None
+) -> Float[Tensor, "*lead k"]:
+    """Sum φ from the right down to each key, G = φᵀLᵀ, or down to the start of its segment, G = φᵀJᵀ.
+
+    >>> leftward(torch.tensor([0.1, 0.2, 0.3, 0.4]))
+    tensor([1.0000, 0.9000, 0.7000, 0.4000])
+    """
+    suffix = phi.flip(-1).cumsum(-1).flip(-1)
+    if segment_size == 1:
+        return suffix
+    first, _ = _segment_bounds_of(phi, segment_size, segment_origin)
+    return suffix.gather(-1, first)
+
+
+def soft_window(
+    phi_left: Float[Tensor, "*lead k"],
+    phi_right: Float[Tensor, "*lead k"],
+    *,
+    segment_size: int = 1,
+    segment_origin: Int[Tensor, " b"] | None = None,
+    expectation: Expectation = "paper",
+) -> Float[Tensor, "*lead k"]:
+    """Compose two boundary distributions into a window: M = F_l ⊙ G_r + F_r ⊙ G_l (Eq. 6, 9).
+
+    The paper's M counts the case that both boundaries fall on one key (or in one segment) twice; "exact"
+    takes it off once, so that M is the probability that a key lies between two independent boundaries.
+
+    >>> one_hot = torch.eye(10)
+    >>> soft_window(one_hot[8], one_hot[3])
+    tensor([0., 0., 0., 1., 1., 1., 1., 1., 1., 0.])
+    """
+    f_left = rightward(phi_left, segment_size, segment_origin=segment_origin)
+    g_left = leftward(phi_left, segment_size, segment_origin=segment_origin)
+    f_right = rightward(phi_right, segment_size, segment_origin=segment_origin)
+    g_right = leftward(phi_right, segment_size, segment_origin=segment_origin)
+    window = f_left * g_right + f_right * g_left
+    if expectation == "paper":
+        return window
+    if segment_size == 1:
+        return window - phi_left * phi_right
+    # F and G share exactly the segment of the key, so F + G − Σφ is its mass.
+    mass_left = f_left + g_left - phi_left.sum(-1, keepdim=True)
+    mass_right = f_right + g_right - phi_right.sum(-1, keepdim=True)
+    return window - mass_left * mass_right
+
+
+def masked_softmax(
+    logits: Float[Tensor, "*lead k"], mask: Bool[Tensor, "..."] | None
+) -> Float[Tensor, "*lead k"]:
+    """Softmax over the keys that `mask` allows; a row that allows none is zero, with zero gradients."""
+    if mask is None:
+        return logits.softmax(-1)
+    # The lowest finite value rather than -inf: a row of them is uniform, not NaN, before it is zeroed.
+    visible = logits.masked_fill(~mask, torch.finfo(logits.dtype).min)
+    return visible.softmax(-1).masked_fill(~mask, 0.0)
+
+
+def scores(
+    q: Float[Tensor, "*lead q e"], k: Float[Tensor, "*lead k e"], scale: float | None = None
+) -> Float[Tensor, "*lead q k"]:
+    """Score each query against each key, scale · q kᵀ, in fp32 at least; the scale defaults to 1/√e."""
+    with _no_autocast(q):
+        return (
+            at_least_fp32(q) @ at_least_fp32(k).mT * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
+        )
+
+
+def boundary(
+    q: Float[Tensor, "*lead q e"],
+    k: Float[Tensor, "*lead k e"],
+    *,
+    mask: Bool[Tensor, "..."] | None = None,
+    scale: float | None = None,
+) -> Float[Tensor, "*lead q k"]:
+    """Point at a boundary: φ = softmax(scale · q kᵀ) over the visible keys (Eq. 4, 5).
+
+    The mask must be here and not only on the attention scores: the sums of φ would carry what it hides.
+    """
+    return masked_softmax(scores(q, k, scale), mask)
+
+
+def multiplicative_weights(
+    score: Float[Tensor, "*lead q k"],
+    window: Float[Tensor, "*lead q k"],
+    *,
+    mask: Bool[Tensor, "..."] | None = None,
+    dropout_p: float = 0.0,
+) -> Float[Tensor, "*lead q k"]:
+    """Confine attention to the window: A = softmax(s) ⊙ M (Eq. 11), which need not sum to one."""
+    return F.dropout(masked_softmax(score, mask), dropout_p, training=dropout_p > 0) * window
+
+
+def additive_weights(
+    score: Float[Tensor, "*lead q k"],
+    local_score: Float[Tensor, "*lead q k"],
+    window: Float[Tensor, "*lead q k"],
+    *,
+    mask: Bool[Tensor, "..."] | None = None,
+    dropout_p: float = 0.0,
+) -> Float[Tensor, "*lead q k"]:
+    """Add a local score within the window: A = softmax(s + o ⊙ M) (Eq. 12-15)."""
+    weights = masked_softmax(score + local_score * window, mask)
+    return F.dropout(weights, dropout_p, training=dropout_p > 0)
+
+
+def attend(weights: Float[Tensor, "*lead q k"], v: Float[Tensor, "*lead k e"]) -> Float[Tensor, "*lead q e"]:
+    """Take the weighted sum of the values, O = A V, in fp32 at least, and give it the type of `v`."""
+    with _no_autocast(v):
+        return (weights @ v.to(weights.dtype)).to(v.dtype)
+
+
+def at_least_fp32(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """Widen half precision to fp32, in which sums and softmax are taken; fp32 and fp64 stay."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _no_autocast(x: Tensor) -> torch.autocast:
+    return torch.autocast(x.device.type, enabled=False)
+
+
+def _segment_bounds_of(
+    phi: Tensor, segment_size: int, origin: Int[Tensor, " b"] | None
+) -> tuple[Tensor, Tensor]:
+    """Give `segment_bounds` in the shape of `phi`, whose first dimension `origin` runs along."""
+    if origin is not None:
+        origin = origin.to(phi.device).view(-1, *[1] * (phi.dim() - 2))
+    first, last = segment_bounds(phi.shape[-1], segment_size, origin)
+    return first.to(phi.device).expand_as(phi), last.to(phi.device).expand_as(phi)
