@@ -60,7 +60,7 @@ def multiplicative_window_attention(
 
     >>> q = k = v = torch.ones(1, 1, 3, 2)
     >>> multiplicative_window_attention(q, k, v, Boundaries(q, k, q, k), is_causal=True)[0, 0, :, 0]
-    tensor([2.0000, 1.5000, 1.4074])
+    tensor([2.0000, 1.0000, 0.7407])
     """
     _check_tensors(q, k, v, boundaries, local=())
     return _window_attention(

@@ -1,0 +1,1 @@
+"""Private fast paths behind `ops`; they never import `functional`."""

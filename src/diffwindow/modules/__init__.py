@@ -1,0 +1,1 @@
+"""The layers of a Transformer: window attention and the attentions it is compared with."""

@@ -1,0 +1,1 @@
+"""Which attention each role and layer of a model gets, as text."""
