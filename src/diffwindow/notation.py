@@ -1,1 +1,252 @@
-"""Which attention each role and layer of a model gets, as text."""
+"""Which attention each role and layer of a model gets, in the notation of the paper.
+
+    Enc(AW)-Cr(AW,Seg)-Dec(MW)      the paper's best model: windows in the first half of the layers
+    Enc(AW,Seg=3)@1-2-Enc(MW)@3     segments of three keys in layers 1 and 2, another kind in layer 3
+    Dec(MW,Exact)@all               all layers, without the double count of the paper's window
+    Enc(Rel)-Cr(Gauss=10)           baselines: Shaw in the encoder, Luong's local-p in cross-attention
+    Global                          the plain Transformer
+
+A term is `Role(Kind[=number][,Option[=number]…])[@layers]`; a role or layer that no term names is global.
+"""
+
+import difflib
+import re
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Literal, NoReturn, get_args
+
+from diffwindow.functional import Expectation
+
+Role = Literal["Enc", "Cr", "Dec"]
+ROLES: tuple[Role, ...] = get_args(Role)
+SELF_ROLES: tuple[Role, ...] = ("Enc", "Dec")
+SEGMENT_SIZE = 5
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a name in the notation stands for; `size` is its default number, None if it takes none."""
+
+    meaning: str
+    roles: tuple[Role, ...] = ROLES
+    size: int | None = None
+    windowed: bool = False
+
+
+KINDS = {
+    "AW": Kind("additive window", windowed=True),
+    "MW": Kind("multiplicative window", windowed=True),
+    "Rel": Kind("relative positions clipped at a distance (Shaw et al. 2018)", SELF_ROLES, size=16),
+    "Loc": Kind("localness around a predicted centre (Yang et al. 2018), bidirectional only", ("Enc",)),
+    "Gauss": Kind("local-p: a Gaussian at a predicted source position (Luong et al. 2015)", ("Cr",), size=10),
+    "Band": Kind("a fixed band of keys around the query (Sperber et al. 2018)", SELF_ROLES, size=5),
+    "Bell": Kind("a trained Gaussian around the query (Sperber et al. 2018)", SELF_ROLES, size=5),
+    "Span": Kind("a learned span back from the query (Sukhbaatar et al. 2019)", SELF_ROLES, size=1024),
+}
+OPTIONS = {"Seg": "windows by segment", "Exact": "windows without the double count"}
+
+
+@dataclass(frozen=True)
+class Attention:
+    """The attention of one layer: a kind of the notation (or "Global") and its options."""
+
+    kind: str = "Global"
+    size: int | None = None
+    segment_size: int = 1
+    expectation: Expectation = "paper"
+
+    def __str__(self) -> str:
+        size = "" if self.kind == "Global" or self.size == KINDS[self.kind].size else f"={self.size}"
+        segment = {1: "", SEGMENT_SIZE: ",Seg"}.get(self.segment_size, f",Seg={self.segment_size}")
+        return f"{self.kind}{size}{segment}{',Exact' if self.expectation == 'exact' else ''}"
+
+
+GLOBAL = Attention()
+
+
+@dataclass(frozen=True)
+class Term:
+    """An attention given to some layers, counted from 1, of a role; None is the first half, rounded up."""
+
+    role: Role
+    attention: Attention
+    layers: tuple[int, int] | Literal["all"] | None = None
+
+    def layer_range(self, num_layers: int) -> range:
+        """Give the layers, from 1, that this term names in a stack of `num_layers`."""
+        if self.layers is None:
+            return range(1, (num_layers + 1) // 2 + 1)
+        first, last = (1, num_layers) if self.layers == "all" else self.layers
+        return range(first, last + 1)
+
+    def __str__(self) -> str:
+        layers = ""
+        if self.layers is not None:
+            layers = "@all" if self.layers == "all" else "@" + "-".join(map(str, dict.fromkeys(self.layers)))
+        return f"{self.role}({self.attention}){layers}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The terms of a notation, in canonical order; `str(plan)` is the canonical text.
+
+    >>> plan = parse("Dec(MW) - Enc(AW, Seg=5)@1-2")
+    >>> str(plan)
+    'Enc(AW,Seg)@1-2-Dec(MW)'
+    >>> [str(attention) for attention in plan.attentions("Dec", num_layers=3)]
+    ['MW', 'MW', 'Global']
+    """
+
+    terms: tuple[Term, ...] = ()
+
+    def attentions(self, role: Role, num_layers: int) -> tuple[Attention, ...]:
+        """Give the attention of each layer of a role."""
+        found = [GLOBAL] * num_layers
+        for term in (term for term in self.terms if term.role == role):
+            for layer in term.layer_range(num_layers):
+                if layer > num_layers:
+                    raise ValueError(
+                        f"{term} names layer {layer}, but the model has {num_layers} {role} layers"
+                    )
+                if found[layer - 1] is not GLOBAL:
+                    raise ValueError(f"{self} gives {role} layer {layer} two attentions; name layers with @")
+                found[layer - 1] = term.attention
+        return tuple(found)
+
+    def __str__(self) -> str:
+        return "-".join(map(str, self.terms)) or GLOBAL.kind
+
+
+class NotationError(ValueError):
+    """A notation that cannot be read: what is wrong, the text, and a caret under the place."""
+
+    def __init__(self, reason: str, text: str, position: int) -> None:
+        super().__init__(f"{reason}\n  {text}\n  {' ' * position}^")
+
+
+def parse(text: str) -> Plan:
+    """Read a notation; a mistake raises a NotationError with a caret under it and a suggestion."""
+    if text.strip() == GLOBAL.kind:
+        return Plan()
+    scanner = _Scanner(text)
+    terms = [_term(scanner)]
+    while not scanner.at_end():
+        scanner.expect("-", "between two terms")
+        start = scanner.position()
+        term = _term(scanner)
+        for other in terms:
+            if term.role == other.role and _overlap(term, other):
+                scanner.fail(f"{term} and {other} share a layer; name other layers with @", at=start)
+        terms.append(term)
+    return Plan(tuple(sorted(terms, key=lambda term: (ROLES.index(term.role), term.layer_range(1).start))))
+
+
+class _Scanner:
+    """Reads words, numbers and signs off a text, and fails with a caret at where it stands."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.offset = 0
+
+    def position(self) -> int:
+        """Skip white space and give the place of what comes next."""
+        while self.text[self.offset : self.offset + 1].isspace():
+            self.offset += 1
+        return self.offset
+
+    def at_end(self) -> bool:
+        return self.position() == len(self.text)
+
+    def take(self, pattern: str) -> str | None:
+        match = re.compile(pattern).match(self.text, self.position())
+        if match is None:
+            return None
+        self.offset = match.end()
+        return match.group()
+
+    def expect(self, sign: str, where: str) -> None:
+        if self.take(re.escape(sign)) is None:
+            self.fail(f'expected "{sign}" {where}')
+
+    def number(self, of: str) -> int:
+        start = self.position()
+        digits = self.take(r"\d+")
+        if digits is None:
+            self.fail(f"expected a whole number for {of}")
+        if int(digits) == 0:
+            self.fail(f"{of} is 0, but counts from 1", at=start)
+        return int(digits)
+
+    def name(self, what: str, known: Iterable[str]) -> str:
+        start, known = self.position(), list(known)
+        word = self.take(r"\w+") or ""
+        if word in known:
+            return word
+        near = difflib.get_close_matches(word.lower(), [name.lower() for name in known], n=1, cutoff=0.5)
+        hint = [f'did you mean "{name}"?' for name in known if [name.lower()] == near]
+        hint = hint or [f"it is one of {', '.join(known)}"]
+        self.fail(f'"{word}" is not {what}; {hint[0]}' if word else f"expected {what}; {hint[0]}", at=start)
+
+    def fail(self, reason: str, at: int | None = None) -> NoReturn:
+        raise NotationError(reason, self.text, self.position() if at is None else at)
+
+
+def _term(scanner: _Scanner) -> Term:
+    role: Role = scanner.name("a role", ROLES)  # type: ignore[assignment]
+    scanner.expect("(", f"after {role}")
+    attention = _attention(scanner, role)
+    while scanner.take(","):
+        attention = _option(scanner, role, attention)
+    scanner.expect(")", f"after {role}({attention}")
+    return Term(role, attention, _layers(scanner) if scanner.take("@") else None)
+
+
+def _attention(scanner: _Scanner, role: Role) -> Attention:
+    start = scanner.position()
+    name = scanner.name("an attention", KINDS)
+    kind = KINDS[name]
+    if role not in kind.roles:
+        roles = " and ".join(kind.roles)
+        scanner.fail(f"{name} is {kind.meaning}, for {roles} and not for {role}", at=start)
+    size = kind.size
+    if size is not None and scanner.take("="):
+        size = scanner.number(of=name)
+    return Attention(name, size)
+
+
+def _option(scanner: _Scanner, role: Role, attention: Attention) -> Attention:
+    start = scanner.position()
+    option = scanner.name("an option", OPTIONS)
+    if not KINDS[attention.kind].windowed:
+        scanner.fail(f"{option} means {OPTIONS[option]}, which {attention.kind} does not have", at=start)
+    if option == "Exact":
+        return replace(attention, expectation="exact")
+    size = scanner.number(of="Seg") if scanner.take("=") else SEGMENT_SIZE
+    if role == "Dec" and size > 1:
+        warnings.warn(
+            "the paper has no segments in decoder self-attention, where the last one is unfinished; "
+            "here they only see what the query sees",
+            stacklevel=4,
+        )
+    return replace(attention, segment_size=size)
+
+
+def _layers(scanner: _Scanner) -> tuple[int, int] | Literal["all"]:
+    if scanner.take("all"):
+        return "all"
+    start = scanner.position()
+    first = scanner.number(of="a layer (or @all)")
+    # A dash starts a range only before a digit; otherwise it starts the next term.
+    last = scanner.number(of="a layer") if scanner.take(r"-(?=\s*\d)") else first
+    if last < first:
+        scanner.fail(f"layers {first}-{last} run backwards", at=start)
+    return first, last
+
+
+def _overlap(a: Term, b: Term) -> bool:
+    """Tell whether two terms of a role share a layer in every stack; Plan.attentions knows the stack."""
+    if isinstance(a.layers, tuple) and isinstance(b.layers, tuple):
+        return a.layers[0] <= b.layers[1] and b.layers[0] <= a.layers[1]
+    # "all" and the first half both hold layer 1, and "all" holds every other.
+    return "all" in (a.layers, b.layers) or a.layers == b.layers or 1 in (a.layers or b.layers or ())
