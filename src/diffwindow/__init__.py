@@ -1,3 +1,49 @@
 """Differentiable windows for dynamic local attention, in PyTorch."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from diffwindow.modules.window_attention import WindowAttention
+    from diffwindow.notation import Plan, parse
+    from diffwindow.ops import (
+        Boundaries,
+        WindowMaps,
+        additive_window_attention,
+        multiplicative_window_attention,
+        window_maps,
+    )
+
 __version__ = "0.1.0.dev0"
+
+# Imported on first use, so that `import diffwindow` and the command line's help do not load PyTorch.
+_HOMES = {
+    "Boundaries": "ops",
+    "Plan": "notation",
+    "WindowAttention": "modules.window_attention",
+    "WindowMaps": "ops",
+    "additive_window_attention": "ops",
+    "multiplicative_window_attention": "ops",
+    "parse": "notation",
+    "window_maps": "ops",
+}
+__all__ = [
+    "Boundaries",
+    "Plan",
+    "WindowAttention",
+    "WindowMaps",
+    "additive_window_attention",
+    "multiplicative_window_attention",
+    "parse",
+    "window_maps",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'diffwindow' has no attribute {name!r}")
+    return getattr(import_module(f"diffwindow.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])
