@@ -4,7 +4,7 @@ from functools import partial
 from typing import Literal, get_args
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 

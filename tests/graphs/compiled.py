@@ -1,0 +1,62 @@
+"""Compile and export WindowAttention and compare with eager; run without the tests' type checks.
+
+The checks wrap every function, which a graph cannot trace through, so `test_graphs.py` runs this file alone.
+"""
+
+import torch
+from torch.testing import assert_close
+
+from diffwindow import WindowAttention
+
+CASES = [
+    {"window": window, "segment_size": size, "expectation": expectation}
+    for window, size, expectation in [
+        ("additive", 1, "paper"),
+        ("additive", 3, "exact"),
+        ("multiplicative", 1, "exact"),
+        ("multiplicative", 3, "paper"),
+    ]
+]
+
+
+def inputs(length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    mask = torch.zeros(2, length, dtype=torch.bool)
+    mask[0, :2] = True
+    return torch.randn(2, length, 16), mask
+
+
+def check_compile(attention: WindowAttention, backend: str) -> None:
+    """Compare output and gradients of one graph, without a break, with those of eager."""
+    compiled = torch.compile(attention, fullgraph=True, backend=backend)
+    results = []
+    x, mask = inputs(7)
+    for module in (attention, compiled):
+        leaf = x.clone().requires_grad_()
+        output, weights = module(leaf, leaf, leaf, key_padding_mask=mask, is_causal=True)
+        (output.square().sum() + weights.square().sum()).backward()
+        results.append((output, weights, leaf.grad))
+    assert_close(*results)
+
+
+def check_export(attention: WindowAttention) -> None:
+    """Export at one length and run at others."""
+    x, mask = inputs(7)
+    n = torch.export.Dim("n", min=2, max=64)
+    options = {"key_padding_mask": mask, "need_weights": False}
+    lengths = {name: {1: n} for name in ("query", "key", "value", "key_padding_mask")}
+    program = torch.export.export(
+        attention.eval(), (x, x, x), options, dynamic_shapes={**lengths, "need_weights": None}
+    )
+    for length in (7, 2, 13):
+        x, mask = inputs(length)
+        options = {"key_padding_mask": mask, "need_weights": False}
+        assert_close(program.module()(x, x, x, **options)[0], attention(x, x, x, **options)[0])
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    for case in CASES:
+        check_compile(WindowAttention(16, 2, **case), "aot_eager")
+        check_export(WindowAttention(16, 2, **case))
+    check_compile(WindowAttention(16, 2, **CASES[1]), "inductor")
+    print("graphs equal eager")

@@ -1,0 +1,279 @@
+"""WindowAttention: the call of MultiheadAttention, masks, invariances, places it is put in."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn, tensor
+from torch.testing import assert_close
+
+from diffwindow import WindowAttention, functional
+
+WINDOWS = ["additive", "multiplicative"]
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+def padding(lengths, size, *, left=False):
+    """A key_padding_mask, True where there is no key."""
+    mask = torch.arange(size) >= tensor(lengths)[:, None]
+    return mask.flip(-1) if left else mask
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+def test_output_is_that_of_the_equations(window):
+    """Project, window and weigh by hand, a head at a time."""
+    attention = WindowAttention(8, 2, window=window, segment_size=2, expectation="exact").double()
+    x, y = torch.randn(3, 5, 8).double(), torch.randn(3, 7, 8).double()
+    output, weights = attention(x, y, y, average_attn_weights=False)
+    blocks = attention.in_proj.weight.split(8)
+    num = attention.num_scores
+    for head in range(2):
+        rows = slice(4 * head, 4 * head + 4)
+        q, q_left, q_right, *q_local = (x @ w[rows].T for w in blocks[:num])
+        k, k_left, k_right, *k_local = (y @ w[rows].T for w in blocks[num:-1])
+        m = functional.soft_window(
+            (q_left @ k_left.mT / 2).softmax(-1),
+            (q_right @ k_right.mT / 2).softmax(-1),
+            segment_size=2,
+            expectation="exact",
+        )
+        score = q @ k.mT / 2
+        if window == "additive":
+            expected = (score + q_local[0] @ k_local[0].mT / 2 * m).softmax(-1)
+        else:
+            expected = score.softmax(-1) * m
+        assert_close(weights[:, head], expected)
+    heads = torch.cat([weights[:, h] @ (y @ blocks[-1][4 * h : 4 * h + 4].T) for h in range(2)], -1)
+    assert_close(output, heads @ attention.out_proj.weight.T)
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+def test_need_weights_changes_nothing_else(window):
+    attention, x = WindowAttention(8, 2, window=window), torch.randn(3, 5, 8)
+    with_weights, weights = attention(x, x, x)
+    without, none = attention(x, x, x, need_weights=False)
+    assert none is None
+    assert weights.shape == (3, 5, 5)
+    assert_close(with_weights, without)
+
+
+def test_weights_are_those_used():
+    attention, x = WindowAttention(8, 2, window="multiplicative"), torch.randn(3, 5, 8)
+    maps = attention.inspect(x, x)
+    _, weights = attention(x, x, x, average_attn_weights=False)
+    assert torch.equal(weights, maps.weights)
+    assert not torch.allclose(weights.sum(-1), torch.ones(3, 2, 5))
+    assert_close(maps.window, functional.soft_window(maps.phi_left, maps.phi_right))
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_layouts_agree(batch_first):
+    attention = WindowAttention(8, 2, batch_first=batch_first)
+    twin = WindowAttention(8, 2)
+    twin.load_state_dict(attention.state_dict())
+    x, y = torch.randn(3, 5, 8), torch.randn(3, 7, 8)
+    given = (x, y, y) if batch_first else tuple(t.transpose(0, 1) for t in (x, y, y))
+    output, weights = attention(*given)
+    expected, expected_weights = twin(x, y, y)
+    assert_close(output if batch_first else output.transpose(0, 1), expected)
+    assert_close(weights, expected_weights)
+    single, single_weights = attention(x[1], y[1], y[1], key_padding_mask=torch.zeros(7, dtype=torch.bool))
+    assert_close(single, expected[1])
+    assert_close(single_weights, expected_weights[1])
+
+
+def test_values_may_differ_from_keys():
+    attention = WindowAttention(8, 2)
+    x, y, z = torch.randn(3, 5, 8), torch.randn(3, 7, 8), torch.randn(3, 7, 8)
+    output, weights = attention(x, y, z, average_attn_weights=False)
+    _, same = attention(x, y, y, average_attn_weights=False)
+    assert_close(weights, same)
+    assert not torch.allclose(output, attention(x, y, y)[0])
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("segment_size", [1, 3])
+@pytest.mark.parametrize("left", [False, True])
+def test_padding_and_the_rest_of_the_batch_change_nothing(window, segment_size, left):
+    attention = WindowAttention(8, 2, window=window, segment_size=segment_size)
+    lengths = [4, 7, 5]
+    sentences = [torch.randn(n, 8) for n in lengths]
+    batch = torch.full((3, 7, 8), 9.0)
+    for row, sentence in zip(batch, sentences, strict=True):
+        (row[-len(sentence) :] if left else row[: len(sentence)]).copy_(sentence)
+    output, _ = attention(batch, batch, batch, key_padding_mask=padding(lengths, 7, left=left))
+    for row, sentence in zip(output, sentences, strict=True):
+        real = row[-len(sentence) :] if left else row[: len(sentence)]
+        assert_close(real, attention(sentence, sentence, sentence)[0])
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+def test_causal_three_ways(window):
+    attention, x = WindowAttention(8, 2, window=window), torch.randn(3, 5, 8)
+    hidden = torch.ones(5, 5, dtype=torch.bool).triu(1)
+    flag, _ = attention(x, x, x, is_causal=True)
+    boolean, _ = attention(x, x, x, attn_mask=hidden)
+    floating, _ = attention(
+        x, x, x, attn_mask=nn.Transformer.generate_square_subsequent_mask(5), is_causal=True
+    )
+    assert_close(flag, boolean)
+    assert_close(flag, floating)
+    x_later = x.clone()
+    x_later[:, 3:] += 1
+    assert torch.equal(attention(x_later, x_later, x_later, is_causal=True)[0][:, :3], flag[:, :3])
+
+
+def test_masks_a_head():
+    attention, x = WindowAttention(8, 2), torch.randn(3, 5, 8)
+    mask = torch.rand(6, 5, 5) > 0.7
+    _, weights = attention(x, x, x, attn_mask=mask, average_attn_weights=False)
+    assert (weights.view(6, 5, 5)[mask] == 0).all()
+
+
+def test_a_sequence_of_padding_gives_the_output_bias():
+    attention, x = WindowAttention(8, 2), torch.randn(2, 5, 8, requires_grad=True)
+    nn.init.ones_(attention.out_proj.bias)
+    output, weights = attention(x, x, x, key_padding_mask=padding([0, 5], 5))
+    assert (output[0] == 1).all()
+    assert (weights[0] == 0).all()
+    output.square().sum().backward()
+    assert (x.grad[0] == 0).all()
+    assert (x.grad[1] != 0).any()
+    assert x.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+def test_dropout_acts_in_training_alone(window):
+    attention, x = WindowAttention(8, 2, window=window, dropout=0.5), torch.randn(2, 5, 8)
+    trained = attention(x, x, x, average_attn_weights=False)[1]
+    assert (trained == 0).any()
+    attention.eval()
+    assert (attention(x, x, x, average_attn_weights=False)[1] != 0).all()
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+def test_autocast_stays_near_fp32(window):
+    attention, x = WindowAttention(32, 4, window=window), torch.randn(2, 9, 32)
+    exact, _ = attention(x, x, x)
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded, weights = attention(x, x, x)
+    assert rounded.dtype == torch.bfloat16
+    assert weights.dtype == torch.float32
+    # bf16 keeps 8 bits: a few roundings of values around one.
+    assert (rounded.float() - exact).abs().max() < 0.03
+
+
+def test_state_dict_keys_are_stable():
+    shapes = {name: list(x.shape) for name, x in WindowAttention(8, 2).state_dict().items()}
+    assert shapes == {
+        "in_proj.weight": [72, 8],
+        "in_proj.bias": [72],
+        "out_proj.weight": [8, 8],
+        "out_proj.bias": [8],
+    }
+    assert WindowAttention(8, 2, window="multiplicative").in_proj.weight.shape == (56, 8)
+    assert list(WindowAttention(8, 2, bias=False).state_dict()) == ["in_proj.weight", "out_proj.weight"]
+
+
+@pytest.mark.parametrize(("window", "blocks"), [("additive", 9), ("multiplicative", 7)])
+def test_initialisation_is_xavier_over_the_stack(window, blocks):
+    attention = WindowAttention(64, 4, window=window)
+    bound = (6 / (64 + blocks * 64)) ** 0.5
+    assert 0.99 * bound < attention.in_proj.weight.abs().max() <= bound
+    assert (attention.in_proj.bias == 0).all()
+    assert (attention.out_proj.bias == 0).all()
+    maps = attention.inspect(*[torch.randn(2, 9, 64)] * 2)
+    assert maps.phi_left.max() < 3 / 9, "pointers start near uniform"
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("swap_late", [False, True])
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
+def test_in_torchs_encoder(window, swap_late, batch_first):
+    """The fused path and nested tensors of eval mode are not taken: eval equals train."""
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=batch_first)
+    if not swap_late:
+        layer.self_attn = WindowAttention(8, 2, window=window, batch_first=batch_first)
+    encoder = nn.TransformerEncoder(layer, 2)
+    if swap_late:
+        for own in encoder.layers:
+            own.self_attn = WindowAttention(8, 2, window=window, batch_first=batch_first)
+    x = torch.randn(3, 5, 8) if batch_first else torch.randn(5, 3, 8)
+    mask = padding([5, 3, 4], 5)
+    trained = encoder(x, src_key_padding_mask=mask)
+    encoder.eval()
+    assert_close(encoder(x, src_key_padding_mask=mask), trained)
+    with torch.inference_mode():
+        assert_close(encoder(x, src_key_padding_mask=mask), trained)
+        assert_close(encoder.layers[0](x), copy.deepcopy(encoder.layers[0]).train()(x))
+    causal = nn.Transformer.generate_square_subsequent_mask(5)
+    assert encoder(x, mask=causal, is_causal=True).isfinite().all()
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+def test_in_torchs_decoder(window):
+    layer = nn.TransformerDecoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    layer.self_attn = WindowAttention(8, 2, window=window)
+    layer.multihead_attn = WindowAttention(8, 2, window=window, segment_size=2)
+    x, memory = torch.randn(3, 5, 8), torch.randn(3, 7, 8)
+    call = {
+        "tgt_mask": nn.Transformer.generate_square_subsequent_mask(5),
+        "tgt_is_causal": True,
+        "memory_key_padding_mask": padding([7, 3, 4], 7),
+    }
+    trained = layer(x, memory, **call)
+    later = x.clone()
+    later[:, 3:] += 1
+    assert_close(layer(later, memory, **call)[:, :3], trained[:, :3])
+    assert_close(layer.eval()(x, memory, **call), trained)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"embed_dim": 9}, ValueError, "embed_dim=9 is not divisible by num_heads=2"),
+        ({"num_heads": 0}, ValueError, "num_heads=0"),
+        ({"window": "aditive"}, ValueError, 'did you mean "additive"?'),
+        ({"expectation": "papper"}, ValueError, 'did you mean "paper"?'),
+        ({"segment_size": 0}, ValueError, "segment_size=0 is below 1"),
+        ({"dropout": -0.1}, ValueError, "dropout=-0.1 is not a probability"),
+        ({"impl": "gpu"}, ValueError, "impl='gpu' is not one of"),
+    ],
+)
+@pytest.mark.usefixtures("unchecked")
+def test_bad_settings_are_named(arguments, error, message):
+    with pytest.raises(error) as caught:
+        WindowAttention(**{"embed_dim": 8, "num_heads": 2} | arguments)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"key_padding_mask": torch.zeros(3, 5).long()}, TypeError, "key_padding_mask is torch.int64"),
+        ({"attn_mask": torch.zeros(5, 5).int()}, TypeError, "attn_mask is torch.int32"),
+        ({"attn_mask": torch.full((5, 5), 0.5)}, ValueError, "attn_mask holds 0.5"),
+        ({"attn_mask": torch.zeros(4, 5)}, ValueError, "attn_mask has shape [4, 5], not [5, 5] or [6, 5, 5]"),
+        ({"key_padding_mask": torch.zeros(5, 3).bool()}, ValueError, "has shape [5, 3], not [3, 5]"),
+        (
+            {"query": torch.zeros(3, 5, 6)},
+            ValueError,
+            "query has shape [3, 5, 6], not [batch, length, embed_dim]",
+        ),
+        ({"query": torch.zeros(2, 5, 8)}, ValueError, "do not agree in batch and length"),
+        ({"value": torch.zeros(3, 4, 8)}, ValueError, "do not agree in batch and length"),
+        ({"value": torch.zeros(5, 8)}, ValueError, "value has shape [5, 8]"),
+    ],
+)
+@pytest.mark.usefixtures("unchecked")
+def test_bad_calls_are_named(arguments, error, message):
+    x = torch.randn(3, 5, 8)
+    with pytest.raises(error) as caught:
+        WindowAttention(8, 2)(**{"query": x, "key": x, "value": x} | arguments)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,245 @@
+"""The operations: their limits, masks, invariances, gradients and error messages."""
+
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import tensor
+from torch.testing import assert_close
+
+from diffwindow import ops
+from diffwindow.ops import Boundaries
+
+KINDS = ["multiplicative", "additive"]
+
+
+def inputs(b=2, h=2, q=5, k=7, e=4, *, dtype=torch.float64, seed=0):
+    """Random q, k, v, q_local, k_local and boundaries."""
+    generator = torch.Generator().manual_seed(seed)
+    rand = partial(torch.randn, dtype=dtype, generator=generator)
+    queries = [rand(b, h, q, e) for _ in range(4)]
+    keys = [rand(b, h, k, e) for _ in range(5)]
+    return queries, keys
+
+
+def attend(kind, queries, keys, **options):
+    q, q_left, q_right, q_local = queries
+    k, k_left, k_right, k_local, v = keys
+    boundaries = Boundaries(q_left, k_left, q_right, k_right)
+    if kind == "additive":
+        return ops.additive_window_attention(q, k, v, q_local, k_local, boundaries, **options)
+    return ops.multiplicative_window_attention(q, k, v, boundaries, **options)
+
+
+def with_one_key_moved(keys, position):
+    moved = [x.clone() for x in keys]
+    for x in moved:
+        x[:, :, position] += 1.0
+    return moved
+
+
+def test_multiplicative_with_a_window_of_ones_is_plain_attention():
+    """Pointers so sure of the first and the last key that M = 1 everywhere."""
+    (q, *_), (k, *_, v) = inputs()
+    q_point = torch.zeros_like(q)
+    q_point[..., 0] = 1e3
+    k_left, k_right = torch.zeros_like(k), torch.zeros_like(k)
+    k_left[:, :, 0, 0] = k_right[:, :, -1, 0] = 1e3
+    out = ops.multiplicative_window_attention(q, k, v, Boundaries(q_point, k_left, q_point, k_right))
+    assert_close(out, F.scaled_dot_product_attention(q, k, v))
+
+
+def test_additive_with_zero_local_scores_is_plain_attention():
+    (q, *_), keys = inputs()
+    boundaries = Boundaries(q, keys[1], q, keys[2])
+    mask = torch.rand(2, 1, 5, 7) > 0.3
+    mask[..., 0] = True
+    out = ops.additive_window_attention(
+        q, keys[0], keys[4], torch.zeros_like(q), keys[3], boundaries, attn_mask=mask, segment_size=3
+    )
+    assert_close(out, F.scaled_dot_product_attention(q, keys[0], keys[4], attn_mask=mask))
+
+
+def test_output_is_the_maps_times_the_values():
+    queries, keys = inputs()
+    boundaries = Boundaries(queries[1], keys[1], queries[2], keys[2])
+    maps = ops.window_maps(queries[0], keys[0], boundaries, is_causal=True)
+    assert_close(attend("multiplicative", queries, keys, is_causal=True), maps.weights @ keys[4])
+    plain = ops.functional.boundary(queries[0], keys[0], mask=torch.ones(5, 7).tril().bool())
+    assert_close(maps.weights, plain * maps.window)
+    assert_close(maps.phi_left.sum(-1), torch.ones_like(maps.phi_left[..., 0]))
+
+
+def test_the_first_causal_position_has_window_2():
+    """The paper's double count: with one visible key both boundaries fall on it."""
+    queries, keys = inputs(q=4, k=4)
+    boundaries = Boundaries(queries[1], keys[1], queries[2], keys[2])
+    maps = ops.window_maps(queries[0], keys[0], boundaries, is_causal=True)
+    assert_close(maps.window[:, :, 0, 0], torch.full((2, 2), 2.0, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("segment_size", [1, 3])
+def test_a_later_key_changes_nothing_earlier(kind, segment_size):
+    queries, keys = inputs(q=7, k=7)
+    keys = [x.requires_grad_() for x in keys]
+    before = attend(kind, queries, keys, is_causal=True, segment_size=segment_size)
+    after = attend(kind, queries, with_one_key_moved(keys, 4), is_causal=True, segment_size=segment_size)
+    assert torch.equal(before[:, :, :4], after[:, :, :4])
+    assert not torch.allclose(before[:, :, 4:], after[:, :, 4:])
+    used = [x for x in keys if kind == "additive" or x is not keys[3]]
+    for grad in torch.autograd.grad(before[:, :, :4].square().sum(), used):
+        assert (grad[:, :, 4:] == 0).all()
+        assert (grad[:, :, :4] != 0).any()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("segment_size", [1, 2, 5])
+@pytest.mark.parametrize("expectation", ["paper", "exact"])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.usefixtures("unchecked")
+def test_gradients_are_those_of_finite_differences(kind, segment_size, expectation, masked):
+    queries, keys = inputs(b=2, h=1, q=3, k=4, e=2)
+    mask = tensor([[True, True, False, True], [False, True, True, True]])[:, None, None] if masked else None
+    options = {"attn_mask": mask, "segment_size": segment_size, "expectation": expectation}
+    leaves = [x.requires_grad_() for x in (*queries, *keys)]
+    torch.autograd.gradcheck(lambda *x: attend(kind, x[:4], x[4:], **options), leaves)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(
+    q=st.integers(1, 6),
+    k=st.integers(1, 9),
+    pad=st.integers(0, 4),
+    size=st.integers(1, 6),
+    seed=st.integers(0, 99),
+)
+def test_padding_changes_nothing(kind, q, k, pad, size, seed):
+    """Left or right padding, masked and with the grid's origin behind it, leaves the output as it was."""
+    queries, keys = inputs(b=1, q=q, k=k, seed=seed)
+    plain = attend(kind, queries, keys, segment_size=size)
+    junk = torch.full((1, 2, pad, 4), 7.0, dtype=torch.float64)
+    real, none = torch.ones(k, dtype=torch.bool), torch.zeros(pad, dtype=torch.bool)
+    left = attend(
+        kind,
+        queries,
+        [torch.cat([junk, x], 2) for x in keys],
+        attn_mask=torch.cat([none, real]),
+        segment_size=size,
+        segment_origin=tensor([pad]),
+    )
+    right = attend(
+        kind,
+        queries,
+        [torch.cat([x, junk], 2) for x in keys],
+        attn_mask=torch.cat([real, none]),
+        segment_size=size,
+    )
+    assert_close(left, plain)
+    assert_close(right, plain)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_query_without_keys_gives_zeros_and_zero_gradients(kind):
+    queries, keys = inputs()
+    mask = torch.ones(5, 7, dtype=torch.bool)
+    mask[2] = False
+    leaves = [x.requires_grad_() for x in queries]
+    out = attend(kind, leaves, keys, attn_mask=mask, segment_size=2)
+    assert (out[:, :, 2] == 0).all()
+    out.square().sum().backward()
+    for leaf in leaves[: 4 if kind == "additive" else 3]:
+        assert (leaf.grad[:, :, 2] == 0).all()
+        assert leaf.grad.isfinite().all()
+        assert (leaf.grad[:, :, 1] != 0).any()
+
+
+def test_no_keys_at_all_gives_zeros():
+    queries, keys = inputs(k=0)
+    assert (attend("additive", queries, keys, segment_size=5) == 0).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_dropout_keeps_the_mean_and_is_seeded(kind):
+    queries, keys = ([x.expand(4000, 1, -1, -1) for x in side] for side in inputs(b=1, h=1))
+    torch.manual_seed(0)
+    dropped = attend(kind, queries, keys, dropout_p=0.25)
+    bound = 5 * dropped.std(0).max().item() / 4000**0.5
+    assert_close(dropped.mean(0), attend(kind, queries, keys)[0], rtol=0, atol=bound)
+    torch.manual_seed(0)
+    assert torch.equal(attend(kind, queries, keys, dropout_p=0.25), dropped)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bf16_stays_near_fp32_and_keeps_its_type(kind):
+    queries, keys = inputs(dtype=torch.float32)
+    narrow = attend(kind, [x.bfloat16() for x in queries], [x.bfloat16() for x in keys])
+    assert narrow.dtype == torch.bfloat16
+    rounded = attend(kind, [x.bfloat16().float() for x in queries], [x.bfloat16().float() for x in keys])
+    assert_close(narrow, rounded.bfloat16(), rtol=0.01, atol=0.01)
+
+
+def test_scale_multiplies_all_scores():
+    queries, keys = inputs()
+    doubled = attend("additive", [2 * x for x in queries], keys, scale=0.5)
+    assert_close(doubled, attend("additive", queries, keys, scale=1.0))
+    assert_close(attend("additive", queries, keys), attend("additive", queries, keys, scale=0.5))
+
+
+def test_values_and_boundaries_may_have_another_width():
+    queries, keys = inputs()
+    narrow = Boundaries(*(x[..., :2] for x in (queries[1], keys[1], queries[2], keys[2])))
+    out = ops.multiplicative_window_attention(queries[0], keys[0], keys[4][..., :3], narrow)
+    assert out.shape == (2, 2, 5, 3)
+
+
+BAD = [
+    ({"segment_size": 0}, ValueError, "segment_size=0 is below 1"),
+    ({"segment_size": 2.0}, TypeError, "segment_size=2.0 is not an integer"),
+    ({"expectation": "exat"}, ValueError, 'did you mean "exact"'),
+    ({"impl": "cuda"}, ValueError, "impl='cuda' is not one of"),
+    ({"impl": "triton"}, ValueError, 'impl="triton" is not available'),
+    ({"dropout_p": 1.5}, ValueError, "dropout_p=1.5 is not a probability"),
+    ({"attn_mask": torch.zeros(5, 7)}, TypeError, "attn_mask is torch.float32; pass a boolean mask"),
+    ({"attn_mask": torch.zeros(5, 7).long()}, TypeError, "attn_mask is torch.int64; pass a boolean mask"),
+    ({"attn_mask": torch.ones(5, 6).bool()}, ValueError, "attn_mask has shape [5, 6], which does not"),
+    ({"attn_mask": torch.ones(5, 7, device="meta").bool()}, ValueError, "attn_mask is on meta and q is"),
+    ({"segment_origin": torch.zeros(2)}, TypeError, "segment_origin is torch.float32"),
+    ({"segment_origin": torch.zeros(3).long()}, ValueError, "segment_origin has shape [3], not [batch]"),
+    ({"segment_origin": torch.zeros(2, device="meta").long()}, ValueError, "segment_origin is on meta"),
+]
+
+
+@pytest.mark.parametrize(("options", "error", "message"), BAD)
+@pytest.mark.usefixtures("unchecked")
+def test_bad_options_are_named(options, error, message):
+    with pytest.raises(error) as caught:
+        attend("additive", *inputs(), **options)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_bad_tensors_are_named():
+    (q, *_), (k, *_, v) = inputs()
+    boundaries = Boundaries(q, k, q, k)
+    call = ops.multiplicative_window_attention
+    with pytest.raises(ValueError, match=r"q has shape \[2, 5, 4\], not \[batch, heads, length, width\]"):
+        call(q[:, 0], k, v, boundaries)
+    with pytest.raises(ValueError, match=r"v has shape \[2, 2, 6, 4\], which does not fit q"):
+        call(q, k, v[:, :, 1:], boundaries)
+    with pytest.raises(ValueError, match=r"k has shape \[2, 1, 7, 4\], which does not fit q"):
+        call(q, k[:, :1], v, boundaries)
+    with pytest.raises(ValueError, match="q_left has head width 3 and k_left has 4"):
+        call(q, k, v, boundaries._replace(q_left=q[..., :3]))
+    with pytest.raises(TypeError, match=r"k_right is torch.float32 and q is torch.float64"):
+        call(q, k, v, boundaries._replace(k_right=k.float()))
+    with pytest.raises(TypeError, match=r"q is torch.int64"):
+        call(q.long(), k, v, boundaries)
+    with pytest.raises(ValueError, match="v is on meta and q is on cpu"):
+        call(q, k, v.to("meta"), boundaries)
+    with pytest.raises(TypeError, match="boundaries is a tuple; pass"):
+        call(q, k, v, (q, k, q, k))
