@@ -1,6 +1,6 @@
 """Beam search, and greedy search, which is a beam of one."""
 
-from dataclasses import dataclass
+from functools import partial
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -27,7 +27,8 @@ def beam_search(
     """
     if not 1 <= n_best <= beam:
         raise ValueError(f"n_best={n_best} is not between 1 and beam={beam}")
-    return search(model, start, _Beam(slots=beam), length_penalty=length_penalty, n_best=n_best)
+    propose = partial(_rank_together, beam)
+    return search(model, start, propose, width=1, slots=beam, length_penalty=length_penalty, n_best=n_best)
 
 
 def greedy_search(model: Stepper, start: Start, *, length_penalty: float = 0.6) -> list[Hypothesis]:
@@ -36,18 +37,12 @@ def greedy_search(model: Stepper, start: Start, *, length_penalty: float = 0.6) 
     return [hypothesis for (hypothesis,) in results]
 
 
-@dataclass(frozen=True)
-class _Beam:
-    """Propose the best continuations of all open hypotheses of a sentence, ranked together."""
-
-    slots: int
-    width: int = 1
-
-    def propose(self, step: Step) -> Candidates:
-        log_probs, tokens = best_continuations(step, self.slots)
-        totals = (step.log_probs[..., None] + log_probs).flatten(1)
-        best, index = totals.topk(min(self.slots, totals.shape[-1]))
-        return Candidates(index // tokens.shape[-1], tokens.flatten(1).gather(-1, index), best)
+def _rank_together(beam: int, step: Step) -> Candidates:
+    """Propose the `beam` best continuations of a sentence, whichever hypotheses they continue."""
+    log_probs, tokens = best_continuations(step, beam)
+    totals = (step.log_probs[..., None] + log_probs).flatten(1)
+    best, index = totals.topk(min(beam, totals.shape[-1]))
+    return Candidates(index // tokens.shape[-1], tokens.flatten(1).gather(-1, index), best)
 
 
 def best_continuations(step: Step, count: int) -> tuple[Float[Tensor, "s w count"], Int[Tensor, "s w count"]]:

@@ -1,6 +1,6 @@
 """Sampling: paths drawn from the model, by temperature, top-k and top-p, the same for the same seed."""
 
-from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Float, Int
@@ -44,8 +44,10 @@ def sample(
     if samples < 1:
         raise ValueError(f"samples={samples} is below 1")
     noise = _noise(seed, start.limits, samples)
-    strategy = _Sampling(samples, samples, noise, temperature, top_k, top_p)
-    return search(model, start, strategy, length_penalty=length_penalty, n_best=samples)
+    propose = partial(_continue_each, noise, temperature, top_k, top_p)
+    return search(
+        model, start, propose, width=samples, slots=samples, length_penalty=length_penalty, n_best=samples
+    )
 
 
 def _noise(seed: int, limits: Int[Tensor, " s"], samples: int) -> Float[Tensor, "s t w"]:
@@ -57,26 +59,18 @@ def _noise(seed: int, limits: Int[Tensor, " s"], samples: int) -> Float[Tensor, 
     return noise.to(limits.device)
 
 
-@dataclass(frozen=True)
-class _Sampling:
+def _continue_each(
+    noise: Float[Tensor, "s t w"], temperature: float, top_k: int | None, top_p: float, step: Step
+) -> Candidates:
     """Propose one continuation of each open path, drawn with the noise of its sentence, step and slot."""
-
-    width: int
-    slots: int
-    noise: Float[Tensor, "s t w"]
-    temperature: float
-    top_k: int | None
-    top_p: float
-
-    def propose(self, step: Step) -> Candidates:
-        total = log_partition(step.logits)
-        logits = forbid(step.logits, step.at_limit)
-        width = logits.shape[1]
-        noise = self.noise[step.sentences, step.length - 1, :width]
-        tokens = draw(logits / self.temperature, noise, top_k=self.top_k, top_p=self.top_p)
-        log_probs = (logits.gather(-1, tokens[..., None]) - total).squeeze(-1)
-        parents = torch.arange(width, device=tokens.device).expand_as(tokens)
-        return Candidates(parents, tokens, step.log_probs + log_probs)
+    total = log_partition(step.logits)
+    logits = forbid(step.logits, step.at_limit)
+    width = logits.shape[1]
+    at_step = noise[step.sentences, step.length - 1, :width]
+    tokens = draw(logits / temperature, at_step, top_k=top_k, top_p=top_p)
+    log_probs = (logits.gather(-1, tokens[..., None]) - total).squeeze(-1)
+    parents = torch.arange(width, device=tokens.device).expand_as(tokens)
+    return Candidates(parents, tokens, step.log_probs + log_probs)
 
 
 def draw(

@@ -3,6 +3,8 @@
 Shapes: s sentences, w open hypotheses of a sentence, c candidates of a sentence, v vocabulary.
 """
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -68,7 +70,7 @@ def normalized(log_prob: float, length: int, length_penalty: float) -> float:
     >>> normalized(-8.0, 16, 0.5)
     -2.0
     """
-    return log_prob / float(length) ** length_penalty
+    return log_prob / math.pow(length, length_penalty)
 
 
 def bound(log_prob: float, shortest: int, longest: int, length_penalty: float) -> float:
@@ -110,39 +112,41 @@ class Candidates(NamedTuple):
     log_probs: Float[Tensor, "s c"]
 
 
-class Strategy(Protocol):
-    """How a search goes on: from how many hypotheses, with how many slots, proposing which continuations."""
-
-    width: int
-    slots: int
-
-    def propose(self, step: Step) -> Candidates:
-        """Give the candidates for the slots of each sentence; log p = −∞ marks one that is none."""
+# Gives the candidates for the slots of each sentence; log p = −∞ marks one that is none.
+Propose = Callable[[Step], Candidates]
 
 
 @torch.no_grad()
 def search(
-    model: Stepper, start: Start, strategy: Strategy, *, length_penalty: float, n_best: int
+    model: Stepper,
+    start: Start,
+    propose: Propose,
+    *,
+    width: int,
+    slots: int,
+    length_penalty: float,
+    n_best: int,
 ) -> list[list[Hypothesis]]:
     """Find the `n_best` hypotheses of each sentence, best first, by log p / length^length_penalty.
 
-    A sentence has so many slots. At each step its candidates take the slots left, best first; one that ends
-    keeps its slot for good. A sentence is done when no slot is open, or when no open hypothesis can still
-    score above its `n_best` finished ones (see `bound`); it then leaves the batch.
+    A sentence begins with `width` equal hypotheses and has `slots` slots. At each step its candidates take
+    the slots left, best first; one that ends keeps its slot for good. A sentence is done when no slot is
+    open, or when no open hypothesis can still score above its `n_best` finished ones (see `bound`); it then
+    leaves the batch.
     """
     results = [_Finished(limit, length_penalty, n_best) for limit in start.limits.tolist()]
     running, state, limits, device = results, start.state, start.limits, start.first.device
     sentences = torch.arange(len(results), device=device)
-    prefixes = start.first[:, None, None].expand(-1, strategy.width, 1)
-    if strategy.width > 1:
+    prefixes = start.first[:, None, None].expand(-1, width, 1)
+    if width > 1:
         state.select(sentences, torch.zeros_like(prefixes[..., 0]))
     log_probs = torch.zeros(prefixes.shape[:2], device=device)
     while running:
         length = prefixes.shape[-1]
         logits = model.step(prefixes[..., -1], state)
-        candidates = strategy.propose(Step(logits, log_probs, limits < length, sentences, length))
-        slots = torch.tensor([strategy.slots - len(done.hypotheses) for done in running], device=device)
-        ends, stays = _fill(candidates, slots)
+        candidates = propose(Step(logits, log_probs, limits < length, sentences, length))
+        left = torch.tensor([slots - len(done.hypotheses) for done in running], device=device)
+        ends, stays = _fill(candidates, left)
         for row, rank in ends.nonzero().tolist():
             prefix = prefixes[row, candidates.parents[row, rank], 1:]
             running[row].add(prefix.tolist(), candidates.log_probs[row, rank].item())
