@@ -1,0 +1,1 @@
+"""Corpus readers, tokenizer, memory-mapped store, token batches and synthetic corpora."""

@@ -1,0 +1,228 @@
+"""Which rows go together in a batch: by tokens and length, sharded, shuffled, resumable at any batch.
+
+A sampler's whole state is three integers. An epoch's plan is a function of (lengths, settings, seed, epoch),
+so a resumed run sees exactly the batches that an uninterrupted one would have seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Lengths = NDArray[np.integer]
+TooLong = Literal["error", "drop"]
+# rows are handled in pieces of this many, so that planning needs little more than the order itself
+_PIECE = 1 << 20
+
+
+@dataclass
+class _Cursor:
+    """Where a sampler stands: the three integers, and the shard it serves."""
+
+    seed: int
+    rank: int
+    world_size: int
+    epoch: int = 0
+    cursor: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.world_size:
+            raise ValueError(f"rank={self.rank} is not below world_size={self.world_size}")
+
+    def state(self) -> dict[str, int]:
+        return {"seed": self.seed, "epoch": self.epoch, "cursor": self.cursor}
+
+    def load(self, state: dict[str, int]) -> None:
+        if set(state) != {"seed", "epoch", "cursor"}:
+            raise ValueError(f"a batch state has seed, epoch and cursor, not {', '.join(sorted(state))}")
+        self.seed, self.epoch, self.cursor = state["seed"], state["epoch"], state["cursor"]
+
+    def generator(self) -> np.random.Generator:
+        return np.random.Generator(np.random.PCG64([self.seed, self.epoch]))
+
+    def steps(self, batches: int, *, even: bool) -> int:
+        """Count this rank's batches; `even` repeats the first few so that all ranks take as many steps."""
+        return -(-batches // self.world_size) if even else len(range(self.rank, batches, self.world_size))
+
+    def walk(self, batches: int, *, even: bool) -> Iterator[int]:
+        """Yield this rank's batch numbers from the cursor to the end of the epoch, then start the next."""
+        for step in range(self.cursor, self.steps(batches, even=even)):
+            # advanced before the batch is handed out: a state taken while working on it counts it as seen
+            self.cursor = step + 1
+            yield (step * self.world_size + self.rank) % batches
+        self.epoch, self.cursor = self.epoch + 1, 0
+
+
+class TokenBatches:
+    """Index arrays of batches whose padded size, rows x longest field, stays within `max_tokens`.
+
+    `lengths` is one array, or one a field (source and target). Iterating gives the rest of the current
+    epoch and moves on to the next.
+
+    >>> batches = TokenBatches(np.array([3, 9, 4, 8]), max_tokens=18, seed=0, shuffle=False)
+    >>> [batch.tolist() for batch in batches]
+    [[0, 2], [3, 1]]
+    """
+
+    def __init__(
+        self,
+        lengths: Lengths | Sequence[Lengths],
+        *,
+        max_tokens: int,
+        seed: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        max_rows: int | None = None,
+        shuffle: bool = True,
+        even: bool = True,
+        too_long: TooLong = "error",
+    ) -> None:
+        self._fields = [lengths] if isinstance(lengths, np.ndarray) else list(lengths)
+        if len({len(field) for field in self._fields}) != 1:
+            raise ValueError(f"fields of different lengths: {[len(field) for field in self._fields]}")
+        self._max_tokens = max_tokens
+        self._max_rows = max_rows or max_tokens
+        self._shuffle = shuffle
+        self._even = even
+        self._position = _Cursor(seed, rank, world_size)
+        self.kept = self._fitting(too_long)
+        self._plan: tuple[int, int, NDArray[np.uint32], NDArray[np.int64]] | None = None
+
+    def _fitting(self, too_long: TooLong) -> NDArray[np.uint32]:
+        fits = np.ones(len(self._fields[0]), bool)
+        for field in self._fields:
+            fits &= field <= self._max_tokens
+        if too_long == "error" and not fits.all():
+            row = int(np.argmin(fits))
+            size = max(int(field[row]) for field in self._fields)
+            raise ValueError(
+                f"row {row} has {size} tokens, more than max_tokens={self._max_tokens} "
+                f"({int((~fits).sum())} such rows); raise max_tokens or pass too_long='drop'"
+            )
+        return np.flatnonzero(fits).astype(np.uint32)
+
+    @property
+    def dropped(self) -> int:
+        """Rows left out because they are longer than `max_tokens`."""
+        return len(self._fields[0]) - len(self.kept)
+
+    def state(self) -> dict[str, int]:
+        """Give the state after the batch handed out last."""
+        return self._position.state()
+
+    def load_state(self, state: dict[str, int]) -> None:
+        """Go on from a state; the next batch is the one after it."""
+        self._position.load(state)
+
+    def __len__(self) -> int:
+        return self._position.steps(len(self._planned()[1]) - 1, even=self._even)
+
+    def __iter__(self) -> Iterator[NDArray[np.int64]]:
+        order, edges = self._planned()
+        batches = len(edges) - 1
+        sequence = self._position.generator().permutation(batches) if self._shuffle else np.arange(batches)
+        for number in self._position.walk(batches, even=self._even):
+            batch = sequence[number]
+            yield order[edges[batch] : edges[batch + 1]].astype(np.int64)
+
+    def padding_waste(self) -> float:
+        """Give the share of padding in this epoch's batches, over all fields."""
+        order, edges = self._planned()
+        rows = np.diff(edges)
+        real = padded = 0
+        for field in self._fields:
+            ordered = field[order].astype(np.int64)
+            real += int(ordered.sum())
+            padded += int((np.maximum.reduceat(ordered, edges[:-1]) * rows).sum()) if len(rows) else 0
+        return 1 - real / padded if padded else 0.0
+
+    def _planned(self) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+        now = (self._position.seed, self._position.epoch)
+        if self._plan is None or self._plan[:2] != now:
+            self._plan = None
+            order = self._ordered()
+            self._plan = (*now, order, self._edges(order))
+        return self._plan[2], self._plan[3]
+
+    def _ordered(self) -> NDArray[np.uint32]:
+        """Sort rows by length, last field first, equal ones in the epoch's random order."""
+        order = self.kept.copy()
+        if self._shuffle:
+            self._position.generator().shuffle(order)
+        bits = 32 // min(len(self._fields), 2)
+        keys = np.empty(len(order), np.uint64)
+        for start in range(0, len(order), _PIECE):
+            rows = order[start : start + _PIECE]
+            key = np.zeros(len(rows), np.uint64)
+            for field in self._fields[:-3:-1]:
+                key = (key << np.uint64(bits)) | np.minimum(field[rows], (1 << bits) - 1).astype(np.uint64)
+            keys[start : start + len(rows)] = (key << np.uint64(32)) | np.arange(
+                start, start + len(rows), dtype=np.uint64
+            )
+        # key and place in one integer, sorted where it stands: an argsort would need as much again
+        keys.sort()
+        for start in range(0, len(order), _PIECE):
+            places = (keys[start : start + _PIECE] & np.uint64(0xFFFFFFFF)).astype(np.int64)
+            keys[start : start + _PIECE] = order[places]
+        return keys.astype(np.uint32)
+
+    def _edges(self, order: NDArray[np.uint32]) -> NDArray[np.int64]:
+        """Cut the sorted rows greedily: as many as fit, batch after batch."""
+        widest = np.empty(len(order), np.int32)
+        for start in range(0, len(order), _PIECE):
+            rows = order[start : start + _PIECE]
+            widest[start : start + _PIECE] = np.maximum.reduce([field[rows] for field in self._fields])
+        counts = np.arange(1, self._max_rows + 1)
+        edges = [0]
+        while edges[-1] < len(order):
+            start = edges[-1]
+            limit = min(self._max_rows, self._max_tokens // max(1, int(widest[start])))
+            widths = np.maximum.accumulate(widest[start : start + limit])
+            fits = widths * counts[: len(widths)] <= self._max_tokens
+            edges.append(start + (len(widths) if fits[-1] else int(np.argmin(fits))))
+        return np.array(edges, np.int64)
+
+
+class BlockBatches:
+    """Start positions of batches of contiguous blocks of a token stream (WikiText)."""
+
+    def __init__(
+        self,
+        num_tokens: int,
+        *,
+        block_size: int,
+        batch_size: int,
+        seed: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        shuffle: bool = True,
+        even: bool = True,
+    ) -> None:
+        self._starts = np.arange(0, num_tokens, block_size)
+        self._batch_size = batch_size
+        self._shuffle = shuffle
+        self._even = even
+        self._position = _Cursor(seed, rank, world_size)
+
+    def state(self) -> dict[str, int]:
+        """Give the state after the batch handed out last."""
+        return self._position.state()
+
+    def load_state(self, state: dict[str, int]) -> None:
+        """Go on from a state; the next batch is the one after it."""
+        self._position.load(state)
+
+    def _batches(self) -> int:
+        return -(-len(self._starts) // self._batch_size)
+
+    def __len__(self) -> int:
+        return self._position.steps(self._batches(), even=self._even)
+
+    def __iter__(self) -> Iterator[NDArray[Any]]:
+        starts = self._position.generator().permutation(self._starts) if self._shuffle else self._starts
+        for number in self._position.walk(self._batches(), even=self._even):
+            yield starts[number * self._batch_size : (number + 1) * self._batch_size]

@@ -1,0 +1,102 @@
+"""Stream the lines of a plain, .gz or .xz text file, losing none of them quietly."""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, BinaryIO, cast
+
+from diffwindow.data.audit import Audit, CorpusError
+
+SUFFIXES = ("", ".gz", ".xz")
+
+
+def _unpacked(path: Path, raw: BinaryIO) -> IO[bytes]:
+    match path.suffix:
+        case ".gz":
+            return cast(IO[bytes], gzip.GzipFile(fileobj=raw))
+        case ".xz":
+            return lzma.LZMAFile(raw)
+        case _:
+            return raw
+
+
+def raw_lines(path: Path, audit: Audit) -> Iterator[bytes]:
+    """Yield each line as bytes, without its line end.
+
+    Only a newline ends a line: a Unicode line separator inside a sentence must not shift one side of a
+    parallel corpus.
+    """
+    number = 0
+    with path.open("rb") as raw:
+        audit.opened(raw)
+        try:
+            for line in _unpacked(path, raw):
+                number += 1
+                yield line.rstrip(b"\r\n")
+        except (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError) as error:
+            audit.bad(path, number + 1, "the archive is truncated or damaged", str(error))
+        finally:
+            audit.closed(raw, path.stat().st_size)
+
+
+def decoded(raw: bytes, path: Path, number: int, audit: Audit) -> str | None:
+    """Decode a line as UTF-8; None when it is not valid and bad rows are skipped."""
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        audit.bad(path, number, "invalid UTF-8", f"byte 0x{raw[error.start]:02x} at column {error.start + 1}")
+        return None
+
+
+def text_lines(path: Path, audit: Audit) -> Iterator[tuple[int, str]]:
+    """Yield (line number, text) of each valid line."""
+    for number, raw in enumerate(raw_lines(path, audit), 1):
+        text = decoded(raw, path, number, audit)
+        if text is not None:
+            yield number, text
+
+
+def table_rows(path: Path, audit: Audit, *, columns: int) -> Iterator[tuple[int, list[str]]]:
+    """Yield (line number, cells) of a tab-separated file whose rows all have `columns` cells."""
+    for number, text in text_lines(path, audit):
+        cells = text.split("\t")
+        if len(cells) == columns:
+            yield number, cells
+        else:
+            audit.bad(path, number, "wrong number of columns", f"{len(cells)} instead of {columns}")
+
+
+def headed_rows(path: Path, audit: Audit, *, wanted: tuple[str, ...]) -> Iterator[tuple[int, list[str]]]:
+    """Yield (line number, the `wanted` cells) of a tab-separated file with a header row."""
+    rows = text_lines(path, audit)
+    _, first = next(rows, (1, ""))
+    header = first.split("\t")
+    missing = [name for name in wanted if name not in header]
+    if missing:
+        raise CorpusError(
+            f"{path}, line 1: the header lacks {', '.join(missing)}; it has {', '.join(header)}"
+        )
+    places = [header.index(name) for name in wanted]
+    for number, text in rows:
+        cells = text.split("\t")
+        if len(cells) == len(header):
+            yield number, [cells[place] for place in places]
+        else:
+            audit.bad(path, number, "wrong number of columns", f"{len(cells)} instead of {len(header)}")
+
+
+def locate(root: Path, *names: str) -> Path:
+    """Find the first of `names` under `root`, plain or compressed."""
+    for name in names:
+        for suffix in SUFFIXES:
+            path = root / (name + suffix)
+            if path.exists():
+                return path
+    raise CorpusError(
+        f"{root} holds none of {', '.join(names)} (plain, .gz or .xz); "
+        "put the file there, or point --data elsewhere"
+    )

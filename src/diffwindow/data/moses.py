@@ -1,0 +1,19 @@
+"""Moses pre-tokenisation, for scores on tokenised text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+
+def moses_tokenizer(language: str) -> Callable[[str], str]:
+    """Give a function that separates words and punctuation by spaces, as Moses does for `language`."""
+    # slow to import, and few corpora need it
+    from sacremoses import MosesTokenizer
+
+    tokenizer = MosesTokenizer(lang=language)
+    return lambda text: str(tokenizer.tokenize(text, escape=False, return_str=True))
+
+
+def pretokenizers(languages: dict[str, str]) -> dict[str, Callable[[str], str]]:
+    """Give the pre-tokeniser of each field that has a language."""
+    return {field: moses_tokenizer(language) for field, language in languages.items()}

@@ -1,0 +1,89 @@
+"""What a store is made from: readers by split, a task, a vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from diffwindow.data.audit import Audit, Row
+from diffwindow.data.tokenizer import Kind
+
+Reader = Callable[[Audit], Iterator[Row]]
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The kind of tokenizer and its size (None keeps every word)."""
+
+    kind: Kind = "bpe"
+    size: int | None = 32_768
+
+
+@dataclass(frozen=True)
+class Source:
+    """Rows of one split: a reader, and the files it reads (or, for generated rows, their number)."""
+
+    reader: Reader
+    files: tuple[Path, ...] = ()
+    rows: int | None = None
+
+    def read(self, audit: Audit) -> Iterator[Row]:
+        """Yield the rows, counting them."""
+        return audit.count(self.reader(audit))
+
+    @property
+    def bytes(self) -> int:
+        """Total size of the input files."""
+        return sum(file.stat().st_size for path in self.files for file in _inside(path))
+
+    def done(self, audit: Audit) -> float:
+        """Give the fraction read so far."""
+        if self.rows is not None:
+            return min(1.0, audit.rows / max(1, self.rows))
+        return min(1.0, audit.bytes_read / max(1, self.bytes))
+
+    def estimated_rows(self, audit: Audit, *, sample: int) -> tuple[list[Row], int]:
+        """Read up to `sample` rows, and estimate how many there are in all."""
+        rows = self.read(audit)
+        first = list(islice(rows, sample))
+        if self.rows is not None:
+            return first, self.rows
+        exact = len(first) < sample
+        fraction = self.done(audit)
+        return first, len(first) if exact else max(len(first), round(len(first) / max(fraction, 1e-9)))
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that decides what a store holds."""
+
+    name: str
+    task: str
+    splits: dict[str, Source]
+    vocabulary: Vocabulary = field(default_factory=Vocabulary)
+    moses: dict[str, str] = field(default_factory=dict)
+
+    def settings(self) -> dict[str, Any]:
+        """Give the settings as plain data for the manifest."""
+        return {
+            "corpus": self.name,
+            "vocabulary": {"kind": self.vocabulary.kind, "size": self.vocabulary.size},
+            "moses": self.moses,
+        }
+
+    def inputs(self) -> dict[str, list[dict[str, Any]]]:
+        """Describe the input files by split: name, bytes, time of change."""
+        return {
+            split: [
+                {"file": str(path), "bytes": path.stat().st_size, "changed": path.stat().st_mtime_ns}
+                for path in source.files
+            ]
+            for split, source in self.splits.items()
+        }
+
+
+def _inside(path: Path) -> Iterator[Path]:
+    return (file for file in path.rglob("*") if file.is_file()) if path.is_dir() else iter([path])

@@ -1,0 +1,133 @@
+"""Text to token ids and back: byte-level BPE, or whole words for language models."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Literal, Self
+
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from diffwindow.data.files import write_atomically
+
+PAD, BOS, EOS, UNK = 0, 1, 2, 3
+SPECIAL = ("<pad>", "<s>", "</s>", "<unk>")
+Kind = Literal["bpe", "words"]
+_KINDS: dict[str, Kind] = {"ByteLevel": "bpe", "WhitespaceSplit": "words"}
+
+
+class Tokenizer:
+    """Encode text as ids; 0 is padding, 1 begin, 2 end, 3 unknown, and no text encodes to 0, 1 or 2.
+
+    >>> tokenizer = Tokenizer.train_words(["the keys are here", "the key is here"], vocab_size=8)
+    >>> tokenizer.encode("the keys")
+    [5, 3]
+    >>> tokenizer.decode([5, 3])
+    'the <unk>'
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer, kind: Kind) -> None:
+        # "<s>" inside a corpus is text, not a control token
+        backend.encode_special_tokens = True
+        self._backend = backend
+        self.kind = kind
+
+    @classmethod
+    def train_bpe(cls, lines: Iterable[str], vocab_size: int) -> Self:
+        """Learn a byte-level BPE of exactly `vocab_size` ids, or fewer when the text has no more pairs."""
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        if vocab_size < len(SPECIAL) + len(alphabet):
+            raise ValueError(f"vocab_size={vocab_size} is too small: bytes and special tokens alone need 260")
+        backend = tokenizers.Tokenizer(models.BPE())
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        backend.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocab_size,
+            special_tokens=list(SPECIAL),
+            initial_alphabet=sorted(alphabet),
+            show_progress=False,
+        )
+        backend.train_from_iterator(lines, trainer)
+        return cls(backend, "bpe")
+
+    @classmethod
+    def train_words(cls, lines: Iterable[str], vocab_size: int | None = None) -> Self:
+        """Keep the most frequent words (all of them by default); the rest become `<unk>`."""
+        counts: Counter[str] = Counter()
+        for line in lines:
+            counts.update(line.split())
+        for name in SPECIAL:
+            counts.pop(name, None)
+        by_frequency = sorted(counts, key=lambda word: (-counts[word], word))
+        kept = by_frequency if vocab_size is None else by_frequency[: max(0, vocab_size - len(SPECIAL))]
+        vocabulary = {word: index for index, word in enumerate([*SPECIAL, *kept])}
+        backend = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=SPECIAL[UNK]))
+        backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        backend.add_special_tokens(list(SPECIAL))
+        return cls(backend, "words")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read a tokenizer.json that `save` wrote."""
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+            scheme = json.loads(text)["pre_tokenizer"]["type"]
+            backend = tokenizers.Tokenizer.from_str(text)
+        except OSError as error:
+            raise OSError(f"cannot read the tokenizer {path}: {error.strerror}") from error
+        except Exception as error:  # the library raises bare Exception on a damaged file
+            raise ValueError(f"{path} is not a tokenizer file: {error}") from error
+        found = tuple(backend.id_to_token(index) for index in range(len(SPECIAL)))
+        if scheme not in _KINDS or found != SPECIAL:
+            raise ValueError(
+                f"{path} was not made by diffwindow: it splits by {scheme} and its first ids are {found}"
+            )
+        return cls(backend, _KINDS[scheme])
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write tokenizer.json in the format of the `tokenizers` library."""
+        write_atomically(Path(path), self._backend.to_str(pretty=True).encode("utf-8"))
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids."""
+        return int(self._backend.get_vocab_size())
+
+    def encode(self, text: str) -> list[int]:
+        """Give the ids of `text`, without begin or end."""
+        return self._as_text(self._backend.encode(text, add_special_tokens=False).ids)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Give the ids of each text, on all cores."""
+        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [self._as_text(encoding.ids) for encoding in encodings]
+
+    def _as_text(self, ids: list[int]) -> list[int]:
+        # a word-level vocabulary holds "<pad>", "<s>" and "</s>" as words; in a corpus they are unknown ones
+        if self.kind == "words" and ids and min(ids) < UNK:
+            return [max(index, UNK) for index in ids]
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Give the text of `ids`; padding, begin and end are left out."""
+        return str(
+            self._backend.decode([int(i) for i in ids if i not in (PAD, BOS, EOS)], skip_special_tokens=False)
+        )
+
+    def tokens(self, ids: Sequence[int]) -> list[str]:
+        """Give each token as people read it: `@@` marks one that the next continues.
+
+        Joining with spaces and removing `@@ ` gives the text back, unless a token holds part of a character.
+        """
+        if self.kind == "words":
+            return [str(self._backend.id_to_token(int(i))) for i in ids]
+        pieces = [str(self._backend.decode([int(i)], skip_special_tokens=False)) for i in ids]
+        starts = [i in (PAD, BOS, EOS) or piece[:1].isspace() for i, piece in zip(ids, pieces, strict=True)]
+        ends = [i in (PAD, BOS, EOS) for i in ids]
+        shown = [piece[1:] if piece[:1] == " " else piece for piece in pieces]
+        joined = [not end and not start for end, start in zip(ends, [*starts[1:], True], strict=True)]
+        return [piece + "@@" if more else piece for piece, more in zip(shown, joined, strict=True)]

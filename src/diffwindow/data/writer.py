@@ -1,0 +1,126 @@
+"""Write a store row chunk by row chunk, so that an interrupted run can go on where it stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diffwindow.data.files import sha256_of, sync_folder, write_json
+from diffwindow.data.store import FORMAT, OFFSET_DTYPE, VALUE_DTYPE
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Consecutive encoded rows: by field, (token bytes, lengths); by column, values."""
+
+    rows: int
+    sequences: dict[str, tuple[bytes, NDArray[np.int64]]]
+    columns: dict[str, NDArray[np.int32]]
+
+
+class SplitWriter:
+    """Append chunks to the files of one split."""
+
+    def __init__(self, folder: Path, split: str, itemsize: int, state: dict[str, Any] | None) -> None:
+        self._folder = folder
+        self._split = split
+        self._itemsize = itemsize
+        self.rows: int = state["rows"] if state else 0
+        self._bytes: dict[str, int] = dict(state["bytes"]) if state else {}
+        self._files: dict[str, IO[bytes]] = {}
+        # what was written after the last checkpoint is cut off, and done again
+        for name, size in self._bytes.items():
+            os.truncate(folder / name, size)
+
+    def append(self, chunk: Chunk) -> None:
+        """Write the rows of a chunk."""
+        for field, (tokens, lengths) in chunk.sequences.items():
+            name = f"{self._split}.{field}"
+            if f"{name}.offsets" not in self._bytes:
+                self._write(f"{name}.offsets", np.zeros(1, OFFSET_DTYPE).tobytes())
+            start = self._bytes.get(f"{name}.tokens", 0) // self._itemsize
+            self._write(f"{name}.tokens", tokens)
+            self._write(f"{name}.offsets", (start + np.cumsum(lengths)).astype(OFFSET_DTYPE).tobytes())
+        for column, values in chunk.columns.items():
+            self._write(f"{self._split}.{column}.values", values.astype(VALUE_DTYPE).tobytes())
+        self.rows += chunk.rows
+
+    def _write(self, name: str, content: bytes) -> None:
+        if name not in self._files:
+            self._files[name] = (self._folder / name).open("ab" if name in self._bytes else "wb")
+        self._files[name].write(content)
+        self._bytes[name] = self._bytes.get(name, 0) + len(content)
+
+    def sync(self) -> dict[str, Any]:
+        """Flush to disk and give the state to go on from."""
+        for file in self._files.values():
+            file.flush()
+            os.fsync(file.fileno())
+        return {"rows": self.rows, "bytes": dict(self._bytes)}
+
+    def close(self) -> None:
+        """Close the files."""
+        for file in self._files.values():
+            file.close()
+
+
+class PartialStore:
+    """The folder beside the future store that holds it until it is whole."""
+
+    def __init__(self, out: Path, fingerprint: dict[str, Any]) -> None:
+        self.out = out
+        self.folder = out.with_name(out.name + ".partial")
+        self._fingerprint = fingerprint
+        self.resumed = False
+        self.state = self._resume()
+
+    def _resume(self) -> dict[str, Any]:
+        fresh: dict[str, Any] = {"fingerprint": self._fingerprint, "splits": {}}
+        path = self.folder / "progress.json"
+        try:
+            state = json.loads(path.read_text(encoding="utf-8"))
+            if state["fingerprint"] == json.loads(json.dumps(self._fingerprint)):
+                self.resumed = True
+                return dict(state)
+        except (OSError, ValueError, KeyError):
+            pass
+        # another corpus or other settings: start again, removing only what a writer makes
+        if self.folder.exists():
+            for file in self.folder.iterdir():
+                file.unlink()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        return fresh
+
+    @property
+    def tokenizer_file(self) -> Path:
+        """Where the tokenizer is kept from the moment it is trained."""
+        return self.folder / "tokenizer.json"
+
+    def checkpoint(self, split: str, state: dict[str, Any]) -> None:
+        """Record how far a split has come."""
+        self.state["splits"][split] = state
+        self.save()
+
+    def save(self) -> None:
+        """Record the state, from which the same call goes on."""
+        write_json(self.folder / "progress.json", self.state)
+
+    def finish(self, manifest: dict[str, Any]) -> None:
+        """Hash the files, write the manifest, and rename the folder to its final name."""
+        for split, entry in manifest["splits"].items():
+            sizes = self.state["splits"][split]["bytes"]
+            entry["files"] = {
+                name: {"bytes": size, "sha256": sha256_of(self.folder / name)} for name, size in sizes.items()
+            }
+        tokenizer = {"sha256": sha256_of(self.tokenizer_file)} | manifest["tokenizer"]
+        write_json(self.folder / "manifest.json", {"format": FORMAT} | manifest | {"tokenizer": tokenizer})
+        (self.folder / "progress.json").unlink(missing_ok=True)
+        sync_folder(self.folder)
+        self.folder.rename(self.out)
+        sync_folder(self.out.parent)
