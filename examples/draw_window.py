@@ -36,7 +36,8 @@ def draw(path: Path) -> None:
             windows.step(range(NUM_KEYS), window, where="mid", label=f"window {label}")
         windows.set_xlabel("key")
         for axis in (pointers, sums, windows):
-            axis.legend(loc="upper right", fontsize="small")
+            axis.margins(y=0.4)
+            axis.legend(loc="upper right", fontsize="small", ncols=2)
     figure.savefig(path, dpi=120)
 
 
