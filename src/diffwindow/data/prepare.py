@@ -12,12 +12,12 @@ from typing import Any
 from diffwindow.data.audit import Audit, CorpusError, Row
 from diffwindow.data.chunks import CHUNK_ROWS, ChunkEncoder, encoded_chunks, raw_chunks
 from diffwindow.data.encoder import token_dtype
-from diffwindow.data.files import sha256_of
 from diffwindow.data.moses import pretokenizers
 from diffwindow.data.recipe import Recipe, Source, Vocabulary
 from diffwindow.data.store import TASKS, Store
 from diffwindow.data.tokenizer import Tokenizer
 from diffwindow.data.writer import PartialStore, SplitWriter
+from diffwindow.files import sha256_of
 
 Progress = Callable[[str, float], None]
 # a vocabulary learned from a million rows spread over the corpus; more costs memory and changes little

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffwindow.data.encoder import token_dtype
-from diffwindow.data.files import sha256_of
 from diffwindow.data.tokenizer import PAD, Tokenizer
+from diffwindow.files import sha256_of
 
 FORMAT = 1
 OFFSET_DTYPE = np.dtype("<i8")

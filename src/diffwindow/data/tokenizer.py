@@ -12,7 +12,7 @@ from typing import Literal, Self
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from diffwindow.data.files import write_atomically
+from diffwindow.files import write_atomically
 
 PAD, BOS, EOS, UNK = 0, 1, 2, 3
 SPECIAL = ("<pad>", "<s>", "</s>", "<unk>")

@@ -11,8 +11,8 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diffwindow.data.files import sha256_of, sync_folder, write_json
 from diffwindow.data.store import FORMAT, OFFSET_DTYPE, VALUE_DTYPE
+from diffwindow.files import sha256_of, sync_folder, write_json
 
 
 @dataclass(frozen=True)

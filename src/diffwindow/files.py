@@ -5,21 +5,29 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write to a temporary file, flush it to disk, and rename it over `path`."""
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give a temporary path to write; when that went well, flush it to disk and rename it over `path`."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
+        yield temporary
+        with temporary.open("rb") as file:
             os.fsync(file.fileno())
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file whole."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(content)
 
 
 def write_json(path: Path, value: Any) -> None:
