@@ -145,12 +145,13 @@ def test_the_bound_holds_for_every_completion(log_probability, cost, shortest, m
     assert score <= limit + 1e-9 * abs(limit)
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_bad_arguments_are_named():
     toy = Toy(3)
     with pytest.raises(ValueError, match="n_best=3 is not between 1 and beam=2"):
         beam_search(toy, toy.begin([0], [4]), beam=2, n_best=3)
     with pytest.raises(ValueError, match="1 limits for 2 sentences"):
-        Start(None, torch.ones(2, dtype=torch.long), torch.tensor([3]))
+        Start(toy.begin([], []).state, torch.ones(2, dtype=torch.long), torch.tensor([3]))
     with pytest.raises(ValueError, match="limit -1 is below 0"):
         toy.begin([0], [-1])
 

@@ -6,7 +6,7 @@ Shapes: s sentences, w open hypotheses of a sentence, c candidates of a sentence
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -17,6 +17,7 @@ from diffwindow.functional import at_least_fp32
 PAD, BOS, EOS = 0, 1, 2
 
 
+@runtime_checkable
 class State(Protocol):
     """What a model remembers of the sentences that it is decoding."""
 
@@ -24,6 +25,7 @@ class State(Protocol):
         """Keep these sentences, and of each these hypotheses, in this order."""
 
 
+@runtime_checkable
 class Stepper(Protocol):
     """A model that decodes step by step: a `Translator`, a `LanguageModel`."""
 
