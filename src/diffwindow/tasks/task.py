@@ -33,8 +33,8 @@ class Task(Protocol[B]):
     def build_model(self) -> nn.Module:
         """Make the model, freshly initialised from torch's generator."""
 
-    def lengths(self, split: str) -> np.ndarray:
-        """Give the tokens that each example of a split costs in a batch."""
+    def lengths(self, split: str) -> list[np.ndarray]:
+        """Give the number of tokens of each example of a split, one array a field (see `TokenBatches`)."""
 
     def collate(self, split: str, indices: np.ndarray) -> B:
         """Pad the examples to a batch."""
