@@ -1,9 +1,24 @@
 """What the training loop knows of a task, and nothing more."""
 
-from typing import NamedTuple, Protocol, Self, TypeVar
+from pathlib import Path
+from typing import Annotated, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
+
+
+class TaskOptions(BaseModel):
+    """Settings that change the loss or the examples, not the model; a task reads those that it has a use for.
+
+    `block_size` cuts a language model's running text into blocks; without it, each line is an example.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    label_smoothing: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    block_size: Annotated[int, Field(ge=1)] | None = None
+    valid_tokens: Annotated[int, Field(ge=1)] = 4096
 
 
 class Batch(Protocol):
@@ -37,10 +52,13 @@ class Task(Protocol[B]):
         """Give the number of tokens of each example of a split, one array a field (see `TokenBatches`)."""
 
     def collate(self, split: str, indices: np.ndarray) -> B:
-        """Pad the examples to a batch."""
+        """Pad the examples to a batch, a function of the indices alone: another thread runs it ahead."""
 
     def loss(self, model: nn.Module, batch: B) -> Loss:
         """Give the training loss of a batch."""
 
     def validate(self, model: nn.Module, split: str) -> dict[str, float]:
         """Give quick metrics of a split, `loss` among them, for curves and early stopping."""
+
+    def save(self, model: nn.Module, folder: Path) -> None:
+        """Write the model and its tokenizer as a folder that `from_pretrained` reads."""
