@@ -3,26 +3,26 @@
 from functools import partial
 from typing import Literal, get_args
 
-import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from diffwindow import functional, ops
 from diffwindow.functional import EXPECTATIONS, Expectation
 from diffwindow.modules.masks import first_visible_key, visible_keys
+from diffwindow.modules.stacked_attention import StackedAttention
 
 Window = Literal["additive", "multiplicative"]
 WINDOWS: tuple[str, ...] = get_args(Window)
 
 
-class WindowAttention(nn.Module):
+class WindowAttention(StackedAttention):
     """Attend through a learned window, with the call of `torch.nn.MultiheadAttention`.
 
     One stacked projection holds, in this order, the queries (global, left, right, local), the keys (the
     same) and the values; a multiplicative window has no local pair. It is initialised Xavier-uniform as a
     whole, so pointers start near uniform; biases start at zero.
 
+    >>> import torch
     >>> attention = WindowAttention(16, num_heads=2, window="multiplicative", segment_size=5)
     >>> x = torch.randn(3, 7, 16)
     >>> output, weights = attention(x, x, x)
@@ -48,34 +48,18 @@ class WindowAttention(nn.Module):
         batch_first: bool = True,
         impl: ops.Impl = "auto",
     ) -> None:
-        super().__init__()
-        if embed_dim < 1 or num_heads < 1 or embed_dim % num_heads != 0:
-            raise ValueError(f"embed_dim={embed_dim} is not divisible by num_heads={num_heads}")
         ops.check_choice("window", window, WINDOWS)
         ops.check_choice("expectation", expectation, EXPECTATIONS)
         ops.check_choice("impl", impl, ops.IMPLS)
         ops.check_segment_size(segment_size)
-        ops.check_dropout("dropout", dropout)
-        self.embed_dim = embed_dim
-        self.num_heads = num_heads
+        # Queries and keys of the score, the two boundaries and, if additive, the local score.
+        num_scores = 4 if window == "additive" else 3
+        super().__init__(embed_dim, num_heads, num_scores=num_scores, dropout=dropout, bias=bias)
         self.window = window
         self.segment_size = segment_size
         self.expectation: Expectation = expectation
-        self.dropout = dropout
         self.batch_first = batch_first
         self.impl: ops.Impl = impl
-        # Queries and keys of the score, the two boundaries and, if additive, the local score.
-        self.num_scores = 4 if window == "additive" else 3
-        self.in_proj = nn.Linear(embed_dim, (2 * self.num_scores + 1) * embed_dim, bias=bias)
-        self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Initialise: Xavier-uniform weights, the stacked projection as one matrix, and zero biases."""
-        for projection in (self.in_proj, self.out_proj):
-            nn.init.xavier_uniform_(projection.weight)
-            if projection.bias is not None:
-                nn.init.zeros_(projection.bias)
 
     def forward(
         self,
@@ -121,6 +105,7 @@ class WindowAttention(nn.Module):
     ) -> ops.WindowMaps:
         """Give the weights, the window and both boundary distributions, each `[b h q k]`.
 
+        >>> import torch
         >>> attention, x = WindowAttention(16, num_heads=2), torch.randn(3, 7, 16)
         >>> attention.inspect(x, x).window.shape
         torch.Size([3, 2, 7, 7])
@@ -130,28 +115,6 @@ class WindowAttention(nn.Module):
         visible, origin = self._masks(query, key, key_padding_mask, attn_mask, batched=batched)
         queries, keys = self._project(query, key, key)
         return self.maps(queries, keys, attn_mask=visible, is_causal=is_causal, segment_origin=origin)
-
-    def project_queries(self, query: Float[Tensor, "b q d"]) -> Float[Tensor, "b q stack"]:
-        """Project queries for the scores, stacked along the width."""
-        return self._project_rows(query, 0, self.num_scores)
-
-    def project_keys(
-        self, key: Float[Tensor, "b k d"], value: Float[Tensor, "b k d"] | None = None
-    ) -> Float[Tensor, "b k stack"]:
-        """Project keys and values, stacked along the width: what a decoder caches. Values default to keys."""
-        if value is None or value is key:
-            return self._project_rows(key, self.num_scores, 2 * self.num_scores + 1)
-        keys = self._project_rows(key, self.num_scores, 2 * self.num_scores)
-        values = self._project_rows(value, 2 * self.num_scores, 2 * self.num_scores + 1)
-        return torch.cat([keys, values], dim=-1)
-
-    def project_self(
-        self, x: Float[Tensor, "b n d"]
-    ) -> tuple[Float[Tensor, "b n queries"], Float[Tensor, "b n keys"]]:
-        """Project a sequence that attends to itself, queries and keys, in one matrix product."""
-        width = self.num_scores * self.embed_dim
-        queries, keys = self.in_proj(x).split([width, width + self.embed_dim], dim=-1)
-        return queries, keys
 
     def attend(
         self,
@@ -177,7 +140,7 @@ class WindowAttention(nn.Module):
             segment_size=self.segment_size,
             segment_origin=segment_origin,
             expectation=self.expectation,
-            dropout_p=self.dropout if self.training else 0.0,
+            dropout_p=self._active_dropout(),
             impl=self.impl,
         )
         return self._merge_heads(heads)
@@ -204,7 +167,7 @@ class WindowAttention(nn.Module):
             segment_size=self.segment_size,
             segment_origin=segment_origin,
             expectation=self.expectation,
-            dropout_p=self.dropout if self.training else 0.0,
+            dropout_p=self._active_dropout(),
         )
 
     @property
@@ -264,23 +227,6 @@ class WindowAttention(nn.Module):
         if query is key and key is value:
             return self.project_self(query)
         return self.project_queries(query), self.project_keys(key, value)
-
-    def _project_rows(self, x: Tensor, first: int, last: int) -> Tensor:
-        """Apply the blocks `first` to `last` of the stacked projection."""
-        rows = slice(first * self.embed_dim, last * self.embed_dim)
-        bias = self.in_proj.bias
-        return F.linear(x, self.in_proj.weight[rows], None if bias is None else bias[rows])
-
-    def _split_heads(self, stack: Float[Tensor, "b n stack"]) -> tuple[Tensor, ...]:
-        """View a stack of projections as `[b h n e]` tensors, without a copy."""
-        batch, length, width = stack.shape
-        blocks, head_dim = width // self.embed_dim, self.embed_dim // self.num_heads
-        heads = stack.view(batch, length, blocks, self.num_heads, head_dim)
-        return heads.permute(2, 0, 3, 1, 4).unbind()
-
-    def _merge_heads(self, heads: Float[Tensor, "b h q e"]) -> Float[Tensor, "b q d"]:
-        output: Tensor = self.out_proj(heads.transpose(1, 2).flatten(2))
-        return output
 
 
 class _NoFastPath:

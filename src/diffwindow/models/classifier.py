@@ -1,0 +1,91 @@
+"""Classifier: an encoder, the mean of its real tokens, and a linear layer."""
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from diffwindow.models.config import ModelConfig, Size
+from diffwindow.models.recording import AttentionMaps, recorded
+from diffwindow.models.stack import TransformerStack
+from diffwindow.modules.embedding import PAD, TokenEmbedding
+from diffwindow.modules.view import View, padded_view
+from diffwindow.notation import Role
+
+
+class ClassifierConfig(ModelConfig):
+    """Settings of a Classifier; the defaults are the paper's tiny encoder."""
+
+    model: Literal["classifier"] = "classifier"
+    embed_dim: Size = 128
+    ffn_dim: Size = 512
+    num_heads: Size = 4
+    num_layers: Size = 2
+    num_classes: Size = 2
+
+    @classmethod
+    def stacks(cls) -> dict[Role, str]:
+        """Name the field with the number of layers."""
+        return {"Enc": "num_layers"}
+
+
+class Classifier(nn.Module):
+    """Classify a sequence by the mean of what the encoder gives for its real tokens.
+
+    A mask is True at real tokens; where it is left out, they are those that are not padding (token 0).
+
+    >>> config = ClassifierConfig(vocab_size=20, num_classes=3, attention="Enc(AW)")
+    >>> Classifier(config)(torch.randint(4, 20, (5, 7))).shape
+    torch.Size([5, 3])
+    """
+
+    def __init__(self, config: ClassifierConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = TokenEmbedding(config.vocab_size, config.embed_dim)
+        attentions = config.plan.attentions("Enc", config.num_layers)
+        self.encoder = TransformerStack(config.layer_options, attentions)
+        self.output = nn.Linear(config.embed_dim, config.num_classes)
+        nn.init.xavier_uniform_(self.output.weight)
+        nn.init.zeros_(self.output.bias)
+
+    def forward(
+        self, tokens: Int[Tensor, "b n"], mask: Bool[Tensor, "b n"] | None = None
+    ) -> Float[Tensor, "b classes"]:
+        """Give the logits of the classes."""
+        mask = tokens != PAD if mask is None else mask
+        real = mask[:, :, None]
+        hidden = self._encode(tokens, padded_view(mask))
+        mean = hidden.masked_fill(~real, 0.0).sum(1) / real.sum(1).clamp(min=1)
+        logits: Tensor = self.output(mean)
+        return logits
+
+    def loss(
+        self,
+        tokens: Int[Tensor, "b n"],
+        labels: Int[Tensor, " b"],
+        mask: Bool[Tensor, "b n"] | None = None,
+    ) -> Float[Tensor, ""]:
+        """Give the mean cross-entropy of the labels."""
+        return F.cross_entropy(self(tokens, mask).float(), labels)
+
+    def encode(
+        self, tokens: Int[Tensor, "b n"], mask: Bool[Tensor, "b n"] | None = None
+    ) -> Float[Tensor, "b n d"]:
+        """Run the encoder."""
+        return self._encode(tokens, padded_view(tokens != PAD if mask is None else mask))
+
+    @torch.no_grad()
+    def attention_maps(
+        self, tokens: Int[Tensor, "b n"], mask: Bool[Tensor, "b n"] | None = None
+    ) -> AttentionMaps:
+        """Give the weights of each attention, and its window where it has one, by role and layer."""
+        with recorded({"Enc": self.encoder.self_blocks()}) as found:
+            self.encode(tokens, mask)
+        return {role: tuple(maps) for role, maps in found.items()}
+
+    def _encode(self, tokens: Tensor, view: View) -> Tensor:
+        output: Tensor = self.encoder(self.embedding(tokens, view.positions(tokens.shape[1])), view)
+        return output

@@ -1,0 +1,101 @@
+"""ModelConfig: what all models' settings share; each model keeps its own beside it."""
+
+import difflib
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from diffwindow.modules.layers import LayerOptions, Norm
+from diffwindow.notation import Plan, Role, parse
+
+Size = Annotated[int, Field(ge=1)]
+Probability = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+class ModelConfig(BaseModel):
+    """Settings of a model, frozen; an unknown field is an error that names the nearest.
+
+    `attention` is a notation, kept in its canonical form.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    vocab_size: Size
+    embed_dim: Size = 512
+    ffn_dim: Size = 2048
+    num_heads: Size = 8
+    dropout: Probability = 0.1
+    attention_dropout: Probability = 0.0
+    activation_dropout: Probability = 0.0
+    norm: Norm = "post"
+    attention: str = "Global"
+
+    @classmethod
+    def stacks(cls) -> dict[Role, str]:
+        """Name, for each role of the notation that the model has, the field with its number of layers."""
+        raise NotImplementedError
+
+    @classmethod
+    def read(cls, fields: dict[str, Any]) -> Self:
+        """Make a config from a file's fields; a mistake is a ValueError of one sentence."""
+        try:
+            return cls(**fields)
+        except ValidationError as error:
+            raise ValueError(f"{cls.__name__}: {_sentence(error)}") from None
+
+    @property
+    def plan(self) -> Plan:
+        """Give the attention of each role and layer."""
+        return parse(self.attention)
+
+    @property
+    def layer_options(self) -> LayerOptions:
+        """Give what the layers need to know."""
+        return LayerOptions(
+            embed_dim=self.embed_dim,
+            num_heads=self.num_heads,
+            ffn_dim=self.ffn_dim,
+            dropout=self.dropout,
+            attention_dropout=self.attention_dropout,
+            activation_dropout=self.activation_dropout,
+            norm=self.norm,
+        )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_fields(cls, fields: Any) -> Any:
+        for name in fields if isinstance(fields, dict) else ():
+            if name not in cls.model_fields:
+                near = difflib.get_close_matches(name, cls.model_fields, n=1, cutoff=0.5)
+                hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(cls.model_fields)}"
+                raise ValueError(f"there is no field {name!r}; {hint}")
+        return fields
+
+    @field_validator("attention")
+    @classmethod
+    def _canonical(cls, text: str) -> str:
+        return str(parse(text))
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.embed_dim % self.num_heads:
+            raise ValueError(f"embed_dim={self.embed_dim} is not divisible by num_heads={self.num_heads}")
+        if self.embed_dim % 2:
+            raise ValueError(f"embed_dim={self.embed_dim} is odd; sinusoidal positions need an even width")
+        for term in self.plan.terms:
+            if term.role not in self.stacks():
+                roles = " and ".join(self.stacks())
+                raise ValueError(f"{term} is for a role that this model does not have; it has {roles}")
+        for role, field in self.stacks().items():
+            self.plan.attentions(role, getattr(self, field))
+        return self
+
+
+def _sentence(error: ValidationError) -> str:
+    """Say the first thing that is wrong in one sentence: where, what, and with which value."""
+    first = error.errors()[0]
+    message = first["msg"].removeprefix("Value error, ")
+    place = ".".join(map(str, first["loc"]))
+    if not place:
+        return message
+    return f"{place}: {message}" if first["type"] == "missing" else f"{place}={first['input']!r}: {message}"

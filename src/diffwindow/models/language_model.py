@@ -1,0 +1,112 @@
+"""LanguageModel: the decoder alone, with any self-attention in any layer."""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from diffwindow.models.config import ModelConfig, Size
+from diffwindow.models.decoding import DecodingState
+from diffwindow.models.recording import AttentionMaps, recorded
+from diffwindow.models.stack import TransformerStack
+from diffwindow.modules.embedding import TokenEmbedding
+from diffwindow.modules.key_cache import KeyCache
+from diffwindow.modules.loss import TokenLoss, token_loss
+from diffwindow.modules.view import padded_view
+from diffwindow.notation import Role
+
+
+class LanguageModelConfig(ModelConfig):
+    """Settings of a LanguageModel; the defaults are the decoder of the paper's Transformer base."""
+
+    model: Literal["language_model"] = "language_model"
+    num_layers: Size = 6
+
+    @classmethod
+    def stacks(cls) -> dict[Role, str]:
+        """Name the field with the number of layers."""
+        return {"Dec": "num_layers"}
+
+
+class LanguageModel(nn.Module):
+    """Predict the next token: one embedding matrix for input and output, and a causal stack.
+
+    Sequences padded on the right need no mask, for no real token looks there; for padding on the left pass
+    one that is True at real tokens.
+
+    >>> config = LanguageModelConfig(vocab_size=20, embed_dim=16, num_heads=2, attention="Dec(MW)")
+    >>> LanguageModel(config)(torch.randint(4, 20, (3, 7))).shape
+    torch.Size([3, 7, 20])
+    """
+
+    def __init__(self, config: LanguageModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = TokenEmbedding(config.vocab_size, config.embed_dim)
+        attentions = config.plan.attentions("Dec", config.num_layers)
+        self.decoder = TransformerStack(config.layer_options, attentions)
+
+    def forward(
+        self, tokens: Int[Tensor, "b n"], mask: Bool[Tensor, "b n"] | None = None
+    ) -> Float[Tensor, "b n v"]:
+        """Give the logits of the token after each."""
+        return self.embedding.logits(self.hidden(tokens, mask))
+
+    def loss(
+        self,
+        tokens: Int[Tensor, "b n"],
+        labels: Int[Tensor, "b n"],
+        mask: Bool[Tensor, "b n"] | None = None,
+        *,
+        label_smoothing: float = 0.0,
+    ) -> TokenLoss:
+        """Score `labels`, the token after each of `tokens`, without holding the logits."""
+        hidden = self.hidden(tokens, mask)
+        return token_loss(hidden, self.embedding.weight, labels, label_smoothing=label_smoothing)
+
+    def hidden(
+        self, tokens: Int[Tensor, "b n"], mask: Bool[Tensor, "b n"] | None = None
+    ) -> Float[Tensor, "b n d"]:
+        """Run the stack, up to what the logits are made from."""
+        return self._run(tokens, mask, [])
+
+    @torch.no_grad()
+    def begin(
+        self, prompt: Int[Tensor, "s n"], prompt_mask: Bool[Tensor, "s n"] | None = None
+    ) -> DecodingState:
+        """Read prompts, padded on the left if at all, for `step` to go on from with one hypothesis each.
+
+        `step` takes the first token that is not in the state; to continue a text, begin with all of its
+        tokens but the last, which may be none, and step with that.
+        """
+        if prompt_mask is not None and prompt_mask.all():
+            prompt_mask = None
+        if prompt_mask is not None and (prompt_mask[:, :-1] & ~prompt_mask[:, 1:]).any():
+            raise ValueError("prompt_mask hides a token after a real one; pad prompts on the left")
+        origin = None if prompt_mask is None else (~prompt_mask).sum(-1)
+        caches = [KeyCache() for _ in self.decoder.layers]
+        if prompt.shape[1]:
+            self._run(prompt, prompt_mask, caches)
+        return DecodingState(caches, num_sentences=prompt.shape[0], origin=origin)
+
+    @torch.no_grad()
+    def step(self, tokens: Int[Tensor, "s w"], state: DecodingState) -> Float[Tensor, "s w v"]:
+        """Append a token to each hypothesis, in `state`, and give the logits of the next."""
+        x = self.embedding(tokens, state.positions(tokens))
+        return self.embedding.logits(self.decoder.step(x, state))
+
+    @torch.no_grad()
+    def attention_maps(
+        self, tokens: Int[Tensor, "b n"], mask: Bool[Tensor, "b n"] | None = None
+    ) -> AttentionMaps:
+        """Give the weights of each attention, and its window where it has one, by role and layer."""
+        with recorded({"Dec": self.decoder.self_blocks()}) as found:
+            self.hidden(tokens, mask)
+        return {role: tuple(maps) for role, maps in found.items()}
+
+    def _run(self, tokens: Tensor, mask: Tensor | None, caches: list[KeyCache]) -> Tensor:
+        view = padded_view(mask, is_causal=True)
+        x = self.embedding(tokens, view.positions(tokens.shape[1]))
+        output: Tensor = self.decoder(x, view, caches=caches)
+        return output

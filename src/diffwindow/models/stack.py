@@ -1,0 +1,75 @@
+"""TransformerStack: embedded tokens through all layers of an encoder or a decoder, whole or step by step."""
+
+from collections.abc import Sequence
+from typing import cast
+
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from diffwindow.models.decoding import DecodingState
+from diffwindow.modules.key_cache import KeyCache
+from diffwindow.modules.layers import AttentionBlock, LayerOptions, TransformerLayer
+from diffwindow.modules.view import View
+from diffwindow.notation import Attention
+
+
+class TransformerStack(nn.Module):
+    """Layers one above the other; "pre" normalisation ends with a norm, the paper's "post" does not."""
+
+    def __init__(
+        self,
+        options: LayerOptions,
+        self_attentions: Sequence[Attention],
+        cross_attentions: Sequence[Attention] | None = None,
+    ) -> None:
+        super().__init__()
+        crosses: Sequence[Attention | None] = cross_attentions or [None] * len(self_attentions)
+        self.layers = nn.ModuleList(
+            TransformerLayer(options, attention, cross)
+            for attention, cross in zip(self_attentions, crosses, strict=True)
+        )
+        self.norm = nn.LayerNorm(options.embed_dim) if options.norm == "pre" else None
+        self.dropout = options.dropout
+
+    def forward(
+        self,
+        x: Float[Tensor, "rows q d"],
+        view: View,
+        *,
+        memory: Sequence[Float[Tensor, "b k _"]] = (),
+        memory_view: View = View(),  # noqa: B008 (a constant)
+        caches: Sequence[KeyCache] = (),
+    ) -> Float[Tensor, "rows q d"]:
+        """Run all layers, each with its projected `memory` and its cache where there are any."""
+        x = F.dropout(x, self.dropout, training=self.training)
+        for index, layer in enumerate(self.layers):
+            x = layer(
+                x,
+                view,
+                memory=memory[index] if memory else None,
+                memory_view=memory_view,
+                cache=caches[index] if caches else None,
+            )
+        return x if self.norm is None else self.norm(x)
+
+    def step(self, x: Float[Tensor, "s w d"], state: DecodingState) -> Float[Tensor, "s w d"]:
+        """Run the next token of each hypothesis, and keep its keys in `state`."""
+        rows = x.view(-1, 1, x.shape[-1])
+        output: Tensor = self(
+            rows, state.view(), memory=state.memory, memory_view=state.memory_view, caches=state.caches
+        )
+        return output.view_as(x)
+
+    def project_memory(self, encoded: Float[Tensor, "b k d"]) -> list[Float[Tensor, "b k _"]]:
+        """Project what an encoder gives to the keys of each layer's cross-attention."""
+        return [block.attention.project_keys(encoded) for block in self.cross_blocks()]
+
+    def self_blocks(self) -> list[AttentionBlock]:
+        """Give the self-attention of each layer."""
+        return [cast(TransformerLayer, layer).self_attention for layer in self.layers]
+
+    def cross_blocks(self) -> list[AttentionBlock]:
+        """Give the cross-attention of each layer that has one."""
+        blocks = [cast(TransformerLayer, layer).cross_attention for layer in self.layers]
+        return [block for block in blocks if block is not None]

@@ -1,0 +1,142 @@
+"""Translator: the encoder-decoder Transformer, with any attention in any role and layer."""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from diffwindow.models.config import ModelConfig, Size
+from diffwindow.models.decoding import DecodingState
+from diffwindow.models.recording import AttentionMaps, recorded
+from diffwindow.models.stack import TransformerStack
+from diffwindow.modules.embedding import PAD, TokenEmbedding
+from diffwindow.modules.key_cache import KeyCache
+from diffwindow.modules.layers import AttentionBlock
+from diffwindow.modules.loss import TokenLoss, token_loss
+from diffwindow.modules.view import View, padded_view
+from diffwindow.notation import Role
+
+
+class TranslatorConfig(ModelConfig):
+    """Settings of a Translator; the defaults are the paper's Transformer base."""
+
+    model: Literal["translator"] = "translator"
+    encoder_layers: Size = 6
+    decoder_layers: Size = 6
+
+    @classmethod
+    def stacks(cls) -> dict[Role, str]:
+        """Name the fields with the number of layers."""
+        return {"Enc": "encoder_layers", "Cr": "decoder_layers", "Dec": "decoder_layers"}
+
+
+class Translator(nn.Module):
+    """Translate: one embedding matrix for source, target and output, an encoder and a decoder.
+
+    Sources may be padded on either side, targets on the right. A source mask is True at real tokens; where
+    it is left out, they are those that are not padding (token 0).
+
+    >>> config = TranslatorConfig(vocab_size=20, embed_dim=16, num_heads=2, attention="Cr(AW,Seg)")
+    >>> source, target = torch.randint(4, 20, (3, 7)), torch.randint(4, 20, (3, 5))
+    >>> Translator(config)(source, target).shape
+    torch.Size([3, 5, 20])
+    """
+
+    def __init__(self, config: TranslatorConfig) -> None:
+        super().__init__()
+        self.config = config
+        plan, options = config.plan, config.layer_options
+        self.embedding = TokenEmbedding(config.vocab_size, config.embed_dim)
+        self.encoder = TransformerStack(options, plan.attentions("Enc", config.encoder_layers))
+        self.decoder = TransformerStack(
+            options,
+            plan.attentions("Dec", config.decoder_layers),
+            plan.attentions("Cr", config.decoder_layers),
+        )
+
+    def forward(
+        self,
+        source: Int[Tensor, "b n"],
+        target: Int[Tensor, "b t"],
+        source_mask: Bool[Tensor, "b n"] | None = None,
+    ) -> Float[Tensor, "b t v"]:
+        """Give the logits of the token after each target token; `target` starts with the beginning (1)."""
+        return self.embedding.logits(self.hidden(source, target, source_mask))
+
+    def loss(
+        self,
+        source: Int[Tensor, "b n"],
+        target: Int[Tensor, "b t"],
+        labels: Int[Tensor, "b t"],
+        source_mask: Bool[Tensor, "b n"] | None = None,
+        *,
+        label_smoothing: float = 0.0,
+    ) -> TokenLoss:
+        """Score `labels`, the token after each of `target`, without holding the logits."""
+        hidden = self.hidden(source, target, source_mask)
+        return token_loss(hidden, self.embedding.weight, labels, label_smoothing=label_smoothing)
+
+    def encode(
+        self, source: Int[Tensor, "b n"], source_mask: Bool[Tensor, "b n"] | None = None
+    ) -> Float[Tensor, "b n d"]:
+        """Run the encoder."""
+        return self._encode(source, _source_view(source, source_mask))
+
+    def hidden(
+        self,
+        source: Int[Tensor, "b n"],
+        target: Int[Tensor, "b t"],
+        source_mask: Bool[Tensor, "b n"] | None = None,
+    ) -> Float[Tensor, "b t d"]:
+        """Run the encoder and the decoder, up to what the logits are made from."""
+        view = _source_view(source, source_mask)
+        memory = self.decoder.project_memory(self._encode(source, view))
+        # Targets are padded on the right, where no real token looks: the causal mask is all they need.
+        causal = View(is_causal=True)
+        hidden: Tensor = self.decoder(self.embedding(target), causal, memory=memory, memory_view=view)
+        return hidden
+
+    @torch.no_grad()
+    def begin(
+        self, source: Int[Tensor, "s n"], source_mask: Bool[Tensor, "s n"] | None = None
+    ) -> DecodingState:
+        """Encode sources and project their keys once, for `step` to decode with one hypothesis each."""
+        view = _source_view(source, source_mask)
+        return DecodingState(
+            caches=[KeyCache() for _ in self.decoder.layers],
+            num_sentences=source.shape[0],
+            memory=self.decoder.project_memory(self._encode(source, view)),
+            memory_view=view,
+        )
+
+    @torch.no_grad()
+    def step(self, tokens: Int[Tensor, "s w"], state: DecodingState) -> Float[Tensor, "s w v"]:
+        """Append a token to each hypothesis, in `state`, and give the logits of the next."""
+        x = self.embedding(tokens, state.positions(tokens))
+        return self.embedding.logits(self.decoder.step(x, state))
+
+    @torch.no_grad()
+    def attention_maps(
+        self,
+        source: Int[Tensor, "b n"],
+        target: Int[Tensor, "b t"],
+        source_mask: Bool[Tensor, "b n"] | None = None,
+    ) -> AttentionMaps:
+        """Give the weights of each attention, and its window where it has one, by role and layer."""
+        blocks: dict[Role, list[AttentionBlock]] = {
+            "Enc": self.encoder.self_blocks(),
+            "Cr": self.decoder.cross_blocks(),
+            "Dec": self.decoder.self_blocks(),
+        }
+        with recorded(blocks) as found:
+            self.hidden(source, target, source_mask)
+        return {role: tuple(maps) for role, maps in found.items()}
+
+    def _encode(self, source: Tensor, view: View) -> Tensor:
+        output: Tensor = self.encoder(self.embedding(source, view.positions(source.shape[1])), view)
+        return output
+
+
+def _source_view(source: Tensor, source_mask: Tensor | None) -> View:
+    return padded_view(source != PAD if source_mask is None else source_mask)

@@ -1,0 +1,76 @@
+"""GlobalAttention: the plain Transformer's attention, and the ground for those that bias its scores."""
+
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from diffwindow import functional, ops
+from diffwindow.modules.stacked_attention import StackedAttention
+
+
+class GlobalAttention(StackedAttention):
+    """Attend to every key that the mask allows: softmax(q kᵀ/√e + bias) v, where the bias is none.
+
+    A kind that prefers some keys by their place overrides `bias`; all run in PyTorch's fused attention.
+    """
+
+    def bias(
+        self,
+        queries: Float[Tensor, "b q queries"],
+        num_keys: int,
+        *,
+        attn_mask: Bool[Tensor, "..."] | None,
+    ) -> Tensor | None:
+        """Give what to add to the scores, or a boolean mask to apply to them, broadcasting to `[b h q k]`."""
+        return None
+
+    def attend(
+        self,
+        queries: Float[Tensor, "b q queries"],
+        keys: Float[Tensor, "b k keys"],
+        *,
+        attn_mask: Bool[Tensor, "..."] | None = None,
+        is_causal: bool = False,
+        segment_origin: Int[Tensor, " b"] | None = None,
+    ) -> Float[Tensor, "b q d"]:
+        """Attend with projected queries and keys; there are no segments, so their origin has no effect."""
+        (q,) = self._split_heads(queries)
+        k, v = self._split_heads(keys)
+        bias = self.bias(queries, keys.shape[1], attn_mask=attn_mask)
+        if attn_mask is not None or bias is not None:
+            # PyTorch takes either its own causal mask or ours.
+            attn_mask = ops.visible_mask(q, k, attn_mask=attn_mask, is_causal=is_causal)
+            is_causal = False
+        heads = F.scaled_dot_product_attention(
+            q, k, v, _join(bias, attn_mask), dropout_p=self._active_dropout(), is_causal=is_causal
+        )
+        return self._merge_heads(heads)
+
+    def maps(
+        self,
+        queries: Float[Tensor, "b q queries"],
+        keys: Float[Tensor, "b k keys"],
+        *,
+        attn_mask: Bool[Tensor, "..."] | None = None,
+        is_causal: bool = False,
+        segment_origin: Int[Tensor, " b"] | None = None,
+    ) -> Float[Tensor, "b h q k"]:
+        """Give the weights of `attend`, without dropout."""
+        (q,) = self._split_heads(queries)
+        k, _ = self._split_heads(keys)
+        bias = self.bias(queries, keys.shape[1], attn_mask=attn_mask)
+        visible = ops.visible_mask(q, k, attn_mask=attn_mask, is_causal=is_causal)
+        scores = functional.scores(q, k)
+        joined = _join(bias, visible)
+        if joined is None or not joined.is_floating_point():
+            return functional.masked_softmax(scores, joined)
+        return functional.masked_softmax(scores + joined, joined.isfinite())
+
+
+def _join(bias: Tensor | None, visible: Tensor | None) -> Tensor | None:
+    """Join a bias (or a mask) and a mask to what `scaled_dot_product_attention` takes."""
+    if bias is None or visible is None:
+        return visible if bias is None else bias
+    if not bias.is_floating_point():
+        return bias & visible
+    return bias.masked_fill(~visible, float("-inf"))

@@ -1,0 +1,71 @@
+"""RelativeAttention: self-attention with relative positions in keys and values (Shaw et al. 2018)."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from diffwindow import functional, ops
+from diffwindow.modules.positions import relative_positions
+from diffwindow.modules.stacked_attention import StackedAttention
+
+
+class RelativeAttention(StackedAttention):
+    """Attend with keys k_j + a_{j−i} and values v_j + b_{j−i}, the distance clipped (Shaw et al. 2018).
+
+    The tables a and b, shared over heads, have a row for each distance from −`size` to `size`. As a query
+    meets a table's few rows and not one vector a key, nothing of size queries × keys × width exists.
+    """
+
+    def __init__(self, embed_dim: int, num_heads: int, *, size: int = 16, dropout: float = 0.0) -> None:
+        super().__init__(embed_dim, num_heads, dropout=dropout)
+        self.size = size
+        self.key_table = nn.Parameter(torch.empty(2 * size + 1, embed_dim // num_heads))
+        self.value_table = nn.Parameter(torch.empty(2 * size + 1, embed_dim // num_heads))
+        nn.init.xavier_uniform_(self.key_table)
+        nn.init.xavier_uniform_(self.value_table)
+
+    def attend(
+        self,
+        queries: Float[Tensor, "b q queries"],
+        keys: Float[Tensor, "b k keys"],
+        *,
+        attn_mask: Bool[Tensor, "..."] | None = None,
+        is_causal: bool = False,
+        segment_origin: Int[Tensor, " b"] | None = None,
+    ) -> Float[Tensor, "b q d"]:
+        """Attend with projected queries and keys, the queries being the last of the keys."""
+        weights = self.maps(queries, keys, attn_mask=attn_mask, is_causal=is_causal)
+        _, v = self._split_heads(keys)
+        # The weight that a query gives to each distance, which is what the value table's rows get.
+        by_distance = weights.new_zeros(*weights.shape[:3], 2 * self.size + 1)
+        by_distance = by_distance.scatter_add(-1, self._rows(queries, keys).expand_as(weights), weights)
+        heads = functional.attend(weights, v) + functional.attend(by_distance, self.value_table)
+        return self._merge_heads(heads)
+
+    def maps(
+        self,
+        queries: Float[Tensor, "b q queries"],
+        keys: Float[Tensor, "b k keys"],
+        *,
+        attn_mask: Bool[Tensor, "..."] | None = None,
+        is_causal: bool = False,
+        segment_origin: Int[Tensor, " b"] | None = None,
+    ) -> Float[Tensor, "b h q k"]:
+        """Give the weights of `attend`."""
+        (q,) = self._split_heads(queries)
+        k, _ = self._split_heads(keys)
+        scale = 1 / math.sqrt(q.shape[-1])
+        scores = functional.scores(q, k, scale)
+        by_distance = functional.scores(q, self.key_table, scale)
+        scores = scores + by_distance.gather(-1, self._rows(queries, keys).expand_as(scores))
+        visible = ops.visible_mask(q, k, attn_mask=attn_mask, is_causal=is_causal)
+        weights = functional.masked_softmax(scores, visible)
+        return F.dropout(weights, self._active_dropout(), training=self.training)
+
+    def _rows(self, queries: Tensor, keys: Tensor) -> Int[Tensor, "q k"]:
+        """Give the table row of each pair of query and key."""
+        distance = relative_positions(queries.shape[1], keys.shape[1], queries.device)
+        return distance.clamp(-self.size, self.size) + self.size
