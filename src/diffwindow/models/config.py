@@ -1,7 +1,7 @@
 """ModelConfig: what all models' settings share; each model keeps its own beside it."""
 
 import difflib
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -10,6 +10,7 @@ from diffwindow.notation import Plan, Role, parse
 
 Size = Annotated[int, Field(ge=1)]
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
+C = TypeVar("C", bound="ModelConfig")
 
 
 class ModelConfig(BaseModel):
@@ -36,7 +37,7 @@ class ModelConfig(BaseModel):
         raise NotImplementedError
 
     @classmethod
-    def read(cls, fields: dict[str, Any]) -> Self:
+    def read(cls: type[C], fields: dict[str, Any]) -> C:
         """Make a config from a file's fields; a mistake is a ValueError of one sentence."""
         try:
             return cls(**fields)
@@ -77,7 +78,7 @@ class ModelConfig(BaseModel):
         return str(parse(text))
 
     @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def _consistent(self) -> "ModelConfig":
         if self.embed_dim % self.num_heads:
             raise ValueError(f"embed_dim={self.embed_dim} is not divisible by num_heads={self.num_heads}")
         if self.embed_dim % 2:
