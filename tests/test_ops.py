@@ -97,6 +97,16 @@ def test_a_later_key_changes_nothing_earlier(kind, segment_size):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_causal_and_mask_both_apply(kind):
+    queries, keys = inputs(q=7, k=7)
+    mask = torch.rand(7, 7, generator=torch.Generator().manual_seed(0)) > 0.4
+    joined = attend(kind, queries, keys, attn_mask=mask & torch.ones(7, 7).tril().bool())
+    assert torch.equal(attend(kind, queries, keys, attn_mask=mask, is_causal=True), joined)
+    assert not torch.equal(attend(kind, queries, keys, attn_mask=mask), joined)
+    assert not torch.equal(attend(kind, queries, keys, is_causal=True), joined)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("segment_size", [1, 2, 5])
 @pytest.mark.parametrize("expectation", ["paper", "exact"])
 @pytest.mark.parametrize("masked", [False, True])

@@ -127,11 +127,12 @@ def test_causal_three_ways(window):
     assert torch.equal(attention(x_later, x_later, x_later, is_causal=True)[0][:, :3], flag[:, :3])
 
 
-def test_masks_a_head():
+def test_masks_a_head_and_padding_both_apply():
     attention, x = WindowAttention(8, 2), torch.randn(3, 5, 8)
-    mask = torch.rand(6, 5, 5) > 0.7
-    _, weights = attention(x, x, x, attn_mask=mask, average_attn_weights=False)
-    assert (weights.view(6, 5, 5)[mask] == 0).all()
+    mask, padded = torch.rand(6, 5, 5) > 0.7, padding([3, 5, 4], 5)
+    _, weights = attention(x, x, x, attn_mask=mask, key_padding_mask=padded, average_attn_weights=False)
+    hidden = mask.view(3, 2, 5, 5) | padded[:, None, None]
+    assert torch.equal(weights == 0, hidden)
 
 
 def test_a_sequence_of_padding_gives_the_output_bias():
