@@ -1,11 +1,12 @@
-"""Shape and type annotations are checked at run time in every test."""
+"""Wherever annotations say shapes, they are checked at run time in every test."""
 
 import hypothesis
 import pytest
 import torch
 from jaxtyping import config, install_import_hook
 
-install_import_hook("diffwindow", "beartype.beartype")
+SHAPED = ["functional", "ops", "kernels", "modules", "models", "hf"]
+install_import_hook([f"diffwindow.{name}" for name in SHAPED], "beartype.beartype")
 
 # The tensors here are small: a second thread would cost more than it gives.
 torch.set_num_threads(1)

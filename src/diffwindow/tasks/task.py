@@ -1,7 +1,7 @@
 """What the training loop knows of a task, and nothing more."""
 
 from pathlib import Path
-from typing import Annotated, NamedTuple, Protocol, Self, TypeVar
+from typing import Annotated, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
@@ -21,6 +21,7 @@ class TaskOptions(BaseModel):
     valid_tokens: Annotated[int, Field(ge=1)] = 4096
 
 
+@runtime_checkable
 class Batch(Protocol):
     """Tensors of a batch, which move to a device together; `units` counts what the loss is summed over."""
 
@@ -42,6 +43,7 @@ class Loss(NamedTuple):
     units: int
 
 
+@runtime_checkable
 class Task(Protocol[B]):
     """A corpus and a model for it: everything between an index of an example and a number to minimise."""
 
