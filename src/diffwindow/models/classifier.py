@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from diffwindow.models.config import ModelConfig, Size
+from diffwindow.models.pretrained import PretrainedModel
 from diffwindow.models.recording import AttentionMaps, recorded
 from diffwindow.models.stack import TransformerStack
 from diffwindow.modules.embedding import PAD, TokenEmbedding
@@ -31,7 +32,7 @@ class ClassifierConfig(ModelConfig):
         return {"Enc": "num_layers"}
 
 
-class Classifier(nn.Module):
+class Classifier(PretrainedModel[ClassifierConfig]):
     """Classify a sequence by the mean of what the encoder gives for its real tokens.
 
     A mask is True at real tokens; where it is left out, they are those that are not padding (token 0).
@@ -40,6 +41,8 @@ class Classifier(nn.Module):
     >>> Classifier(config)(torch.randint(4, 20, (5, 7))).shape
     torch.Size([5, 3])
     """
+
+    config_class = ClassifierConfig
 
     def __init__(self, config: ClassifierConfig) -> None:
         super().__init__()

@@ -4,10 +4,11 @@ from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from diffwindow.models.config import ModelConfig, Size
 from diffwindow.models.decoding import DecodingState
+from diffwindow.models.pretrained import PretrainedModel
 from diffwindow.models.recording import AttentionMaps, recorded
 from diffwindow.models.stack import TransformerStack
 from diffwindow.modules.embedding import TokenEmbedding
@@ -29,7 +30,7 @@ class LanguageModelConfig(ModelConfig):
         return {"Dec": "num_layers"}
 
 
-class LanguageModel(nn.Module):
+class LanguageModel(PretrainedModel[LanguageModelConfig]):
     """Predict the next token: one embedding matrix for input and output, and a causal stack.
 
     Sequences padded on the right need no mask, for no real token looks there; for padding on the left pass
@@ -39,6 +40,8 @@ class LanguageModel(nn.Module):
     >>> LanguageModel(config)(torch.randint(4, 20, (3, 7))).shape
     torch.Size([3, 7, 20])
     """
+
+    config_class = LanguageModelConfig
 
     def __init__(self, config: LanguageModelConfig) -> None:
         super().__init__()

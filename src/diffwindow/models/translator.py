@@ -4,10 +4,11 @@ from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from diffwindow.models.config import ModelConfig, Size
 from diffwindow.models.decoding import DecodingState
+from diffwindow.models.pretrained import PretrainedModel
 from diffwindow.models.recording import AttentionMaps, recorded
 from diffwindow.models.stack import TransformerStack
 from diffwindow.modules.embedding import PAD, TokenEmbedding
@@ -31,7 +32,7 @@ class TranslatorConfig(ModelConfig):
         return {"Enc": "encoder_layers", "Cr": "decoder_layers", "Dec": "decoder_layers"}
 
 
-class Translator(nn.Module):
+class Translator(PretrainedModel[TranslatorConfig]):
     """Translate: one embedding matrix for source, target and output, an encoder and a decoder.
 
     Sources may be padded on either side, targets on the right. A source mask is True at real tokens; where
@@ -42,6 +43,8 @@ class Translator(nn.Module):
     >>> Translator(config)(source, target).shape
     torch.Size([3, 5, 20])
     """
+
+    config_class = TranslatorConfig
 
     def __init__(self, config: TranslatorConfig) -> None:
         super().__init__()

@@ -1,0 +1,108 @@
+"""Weight files: safetensors with the model's config in their header, read without running any code."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from diffwindow.files import replacing
+
+WEIGHTS = "model.safetensors"
+
+
+class ModelFileError(ValueError):
+    """A model file or folder that cannot be used, and why, in one sentence."""
+
+
+def write_weights(path: Path, tensors: Mapping[str, Tensor], config: str) -> None:
+    """Write tensors and, in the header, the JSON of the config that they belong to."""
+    with replacing(path) as temporary:
+        save_file(
+            {name: x.detach().contiguous() for name, x in tensors.items()}, temporary, {"config": config}
+        )
+
+
+def read_weights(path: Path) -> tuple[dict[str, Tensor], str | None]:
+    """Give the tensors of a file and the config in its header, if it has one."""
+    with _opened(path) as file:
+        return {name: file.get_tensor(name) for name in file.keys()}, _config(file)  # noqa: SIM118
+
+
+def average_weights(paths: Sequence[Path]) -> tuple[dict[str, Tensor], str | None]:
+    """Average files tensor by tensor, so that memory holds one model however many there are.
+
+    The sum is taken in fp32 or more, and the average has the type of the first file.
+    """
+    if not paths:
+        raise ModelFileError("there is nothing to average; name at least one file or folder")
+    with _opened(paths[0]) as file:
+        names, config = list(file.keys()), _config(file)
+        total = {name: _summand(paths[0], file, name) for name in names}
+        dtypes = {name: file.get_tensor(name).dtype for name in names}
+    for path in paths[1:]:
+        with _opened(path) as file:
+            if _config(file) != config or set(file.keys()) != set(names):
+                raise ModelFileError(
+                    f"{path} is not of the same model as {paths[0]}; they cannot be averaged"
+                )
+            for name in names:
+                summand = _summand(path, file, name)
+                if summand.shape != total[name].shape:
+                    raise ModelFileError(
+                        f"{name} is {list(summand.shape)} in {path}, {list(total[name].shape)} in {paths[0]}"
+                    )
+                total[name] += summand
+    return {name: (x / len(paths)).to(dtypes[name]) for name, x in total.items()}, config
+
+
+def last_checkpoints(folder: Path, count: int) -> list[Path]:
+    """Give the weight files of the `count` last checkpoints in a folder, oldest first.
+
+    Checkpoints are folders with weights, or weight files; the last number in a name, the update, orders them.
+    """
+    found = [path / WEIGHTS for path in folder.glob("*") if (path / WEIGHTS).is_file()]
+    found += [path for path in folder.glob("*.safetensors") if path.name != WEIGHTS]
+    updates = {path: _update(folder, path) for path in found}
+    numbered = sorted((path for path in found if updates[path] >= 0), key=lambda path: updates[path])
+    if not 1 <= count <= len(numbered):
+        raise ModelFileError(
+            f"{folder} has {len(numbered)} numbered checkpoints; the last {count} are not there"
+        )
+    return numbered[-count:]
+
+
+def _update(folder: Path, path: Path) -> int:
+    numbers = re.findall(r"\d+", path.relative_to(folder).parts[0])
+    return int(numbers[-1]) if numbers else -1
+
+
+def _summand(path: Path, file: Any, name: str) -> Tensor:
+    tensor: Tensor = file.get_tensor(name)
+    if not tensor.is_floating_point():
+        raise ModelFileError(f"{name} of {path} is {tensor.dtype}, which has no average")
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32), copy=True)
+
+
+def _config(file: Any) -> str | None:
+    metadata: dict[str, str] | None = file.metadata()
+    return (metadata or {}).get("config")
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """Open a safetensors file; if it is absent, cut short or something else, say so in one sentence."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except FileNotFoundError:
+        raise ModelFileError(f"there is no file {path}") from None
+    except SafetensorError as error:
+        raise ModelFileError(
+            f"{path} is not a complete safetensors file ({error}); copy or save it again"
+        ) from None
