@@ -7,6 +7,7 @@ the corpus's own folder (`multi30k/raw/train.en`) and directly in the given one,
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
@@ -39,7 +40,7 @@ def two_files(source: Path, target: Path) -> Source:
     return _source(parallel.two_files, source, target)
 
 
-def tsv(path: Path) -> Source:
+def tsv_pairs(path: Path) -> Source:
     """Read `source<TAB>target` lines."""
     return _source(parallel.tsv, path)
 
@@ -54,13 +55,17 @@ def _lines(paths: tuple[Path, ...], blank: text.Blank) -> Source:
 
 
 def _multi30k(root: Path, *, target: str) -> Recipe:
-    names = {"train": "train", "valid": "val", "test": "test_2016_flickr", "test2017": "test_2017_flickr"}
-    names["mscoco"] = "test_2017_mscoco"
+    names = {"train": "train", "valid": "val", "test": "test_2016_flickr"}
+    later = {"test2017": "test_2017_flickr", "mscoco": "test_2017_mscoco"}
 
     def side(name: str, language: str) -> Path:
         return locate(root, f"multi30k/raw/{name}.{language}", f"raw/{name}.{language}", f"{name}.{language}")
 
     splits = {split: two_files(side(name, "en"), side(name, target)) for split, name in names.items()}
+    for split, name in later.items():
+        # the later test sets are not in every copy
+        with suppress(CorpusError):
+            splits[split] = two_files(side(name, "en"), side(name, target))
     return Recipe(f"multi30k-en-{target}", "translation", splits, Vocabulary("bpe", 8_192))
 
 
@@ -75,7 +80,7 @@ def _wmt14(root: Path, *, target: str, size: int) -> Recipe:
 
 
 def _tatoeba(root: Path, *, target: str) -> Recipe:
-    source = tsv(locate(root, f"tatoeba/tatoeba_en-{target}.tsv", f"tatoeba_en-{target}.tsv"))
+    source = tsv_pairs(locate(root, f"tatoeba/tatoeba_en-{target}.tsv", f"tatoeba_en-{target}.tsv"))
     # by the English sentence: its several translations stay together
     shares = {"train": range(20, 1000), "valid": range(10), "test": range(10, 20)}
     return Recipe(
@@ -222,14 +227,20 @@ CORPORA: dict[str, Callable[[Path], Recipe]] = {
     "lm1b": _lm1b,
     "lm1b-heldout": _lm1b_heldout,
 }
-# rebuilt by name with a seed and a number of rows
-GENERATED: dict[str, Callable[[], Recipe]] = {"agreement": agreement_recipe, "reorder": reorder_recipe}
+GENERATED: dict[str, Callable[..., Recipe]] = {"agreement": agreement_recipe, "reorder": reorder_recipe}
+
+
+def generated(name: str, *, seed: int = 0, rows: int | None = None) -> Recipe | None:
+    """Give the recipe of a generated corpus, or None when `name` is made from files."""
+    if name not in GENERATED:
+        return None
+    return GENERATED[name](seed) if rows is None else GENERATED[name](seed, rows=rows)
 
 
 def recipe_of(name: str, root: Path | None) -> Recipe:
     """Give the recipe of a known corpus, generated or read from `root`."""
-    if name in GENERATED:
-        return GENERATED[name]()
+    if made := generated(name):
+        return made
     if name not in CORPORA:
         near = get_close_matches(name, [*CORPORA, *GENERATED], n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join([*GENERATED, *CORPORA])}"

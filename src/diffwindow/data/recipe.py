@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from diffwindow.data.audit import Audit, Row
+from diffwindow.data.store import TASKS
 from diffwindow.data.tokenizer import Kind
 
 Reader = Callable[[Audit], Iterator[Row]]
@@ -65,6 +66,21 @@ class Recipe:
     splits: dict[str, Source]
     vocabulary: Vocabulary = field(default_factory=Vocabulary)
     moses: dict[str, str] = field(default_factory=dict)
+
+    def adjusted(self, *, vocab_size: int | None, moses: str | None) -> Recipe:
+        """Give the recipe with another vocabulary size, and Moses languages for its text fields (`en,de`)."""
+        size = self.vocabulary.size if vocab_size is None else vocab_size
+        fields = TASKS[self.task]
+        languages = moses.split(",") if moses else []
+        if languages and len(languages) != len(fields):
+            raise ValueError(
+                f"--moses {moses} names {len(languages)} languages for the fields {', '.join(fields)}"
+            )
+        return replace(
+            self,
+            vocabulary=replace(self.vocabulary, size=size),
+            moses=dict(zip(fields, languages, strict=False)) if languages else self.moses,
+        )
 
     def settings(self) -> dict[str, Any]:
         """Give the settings as plain data for the manifest."""

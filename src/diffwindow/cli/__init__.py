@@ -1,0 +1,24 @@
+"""The `diffwindow` command. Verbs import what they need when they run, so that `--help` is instant."""
+
+from __future__ import annotations
+
+import typer
+
+from diffwindow.cli import data
+from diffwindow.cli.errors import spoken
+
+app = typer.Typer(
+    name="diffwindow",
+    help="Learned attention windows for Transformers.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("prepare")(data.prepare)
+app.add_typer(data.app, name="data")
+
+
+def main() -> None:
+    """Run the command line; a mistake of its user is one sentence and exit code 2."""
+    with spoken():
+        app()

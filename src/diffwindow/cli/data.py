@@ -1,0 +1,179 @@
+"""The verbs `prepare` and `data`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from diffwindow.data.recipe import Recipe
+
+app = typer.Typer(help="The corpora: what there is, and how to get it.", no_args_is_help=True)
+Raw = Annotated[
+    Path | None,
+    typer.Option("--data", envvar="DIFFWINDOW_DATA", help="Folder with the raw files of a known corpus."),
+]
+File = Path | None
+
+
+def prepare(
+    out: Annotated[Path, typer.Option("--out", help="Folder of the store; it must not exist yet.")],
+    corpus: Annotated[str | None, typer.Argument(help="A known corpus; see `diffwindow data list`.")] = None,
+    data: Raw = None,
+    source: Annotated[File, typer.Option(help="Parallel text: source sentences, one a line.")] = None,
+    target: Annotated[File, typer.Option(help="Parallel text: their translations.")] = None,
+    valid_source: Annotated[File, typer.Option(help="The same for validation.")] = None,
+    valid_target: Annotated[File, typer.Option()] = None,
+    test_source: Annotated[File, typer.Option(help="The same for testing.")] = None,
+    test_target: Annotated[File, typer.Option()] = None,
+    tsv: Annotated[File, typer.Option(help="Parallel text as source<TAB>target lines.")] = None,
+    text: Annotated[File, typer.Option(help="Running text for a language model.")] = None,
+    vocab_size: Annotated[int | None, typer.Option(min=1, help="Size of the vocabulary.")] = None,
+    tokenizer: Annotated[File, typer.Option(help="Use this tokenizer.json instead of learning one.")] = None,
+    moses: Annotated[
+        str | None,
+        typer.Option(metavar="LANG[,LANG]", help="Moses-tokenise first: en, or en,de for both sides."),
+    ] = None,
+    rows: Annotated[int | None, typer.Option(min=1, help="Training rows of a generated corpus.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of a generated corpus.")] = 0,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes; all cores by default.")] = None,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave bad rows out and count them.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Estimate size and time; write nothing.")
+    ] = False,
+) -> None:
+    """Turn a corpus into a store: a known one by name, two parallel files, a TSV, or plain text.
+
+    Files may be plain, .gz or .xz. An interrupted run goes on when the same command is given again.
+    """
+    from diffwindow.data.corpora import generated, plain_text, recipe_of, tsv_pairs, two_files
+    from diffwindow.data.recipe import Recipe
+
+    chosen = [
+        name
+        for name, given in [("a corpus", corpus), ("--source", source), ("--tsv", tsv), ("--text", text)]
+        if given
+    ]
+    if len(chosen) != 1:
+        raise ValueError(
+            "give one of a corpus, --source with --target, --tsv or --text, "
+            f"not {' and '.join(chosen) or 'none'}"
+        )
+    if corpus:
+        recipe = generated(corpus, seed=seed, rows=rows) or recipe_of(corpus, data)
+    elif text:
+        recipe = Recipe(text.name, "lm", {"train": plain_text(_existing(text))})
+    elif tsv:
+        recipe = Recipe(tsv.name, "translation", {"train": tsv_pairs(_existing(tsv))})
+    else:
+        sides = {
+            "train": (source, target),
+            "valid": (valid_source, valid_target),
+            "test": (test_source, test_target),
+        }
+        splits = {
+            split: two_files(_existing(left, f"--{split}-source"), _existing(right, f"--{split}-target"))
+            for split, (left, right) in sides.items()
+            if left or right
+        }
+        recipe = Recipe(str(source), "translation", splits)
+    _run(
+        recipe.adjusted(vocab_size=vocab_size, moses=moses),
+        out,
+        tokenizer,
+        workers,
+        skip_bad=skip_bad,
+        dry_run=dry_run,
+    )
+
+
+def _existing(path: Path | None, option: str = "") -> Path:
+    if path is None:
+        raise ValueError(f"{option.replace('train-', '')} is missing: parallel text needs both sides")
+    if not path.exists():
+        raise ValueError(f"there is no file {path}")
+    return path
+
+
+def _run(
+    recipe: Recipe, out: Path, tokenizer: Path | None, workers: int | None, *, skip_bad: bool, dry_run: bool
+) -> None:
+    from diffwindow.cli.progress import shown
+    from diffwindow.data.prepare import estimate
+    from diffwindow.data.prepare import prepare as run
+
+    # worth starting processes only for corpora that take more than a moment
+    megabytes = sum(source.bytes for source in recipe.splits.values()) / 1e6
+    count = workers or (os.cpu_count() or 1 if megabytes > 20 else 1)
+    if dry_run:
+        expected = estimate(recipe, workers=count, skip_bad=skip_bad)
+        rows = ", ".join(f"{split} {number:,}" for split, number in expected.rows.items())
+        size = f"{expected.bytes / 1e6:,.1f} MB"
+        print(f"about {rows} rows, {size}, {_duration(expected.seconds)} with {count} workers")
+        return
+    try:
+        with shown() as progress:
+            store = run(recipe, out, tokenizer=tokenizer, workers=count, skip_bad=skip_bad, progress=progress)
+    except KeyboardInterrupt:
+        print(f"interrupted; the same command goes on from {out}.partial", file=sys.stderr)
+        raise typer.Exit(130) from None
+    print(f"{out}: {store.task}, vocabulary {store.tokenizer.vocab_size:,} ({store.tokenizer.kind})")
+    for split, entry in store.manifest["splits"].items():
+        print(f"  {split}: {_described(entry)}")
+
+
+def _described(entry: dict[str, Any]) -> str:
+    tokens = ", ".join(f"{field} {count:,} tokens" for field, count in entry["tokens"].items())
+    found = entry["found"]
+    labels = "".join(f", label {label}: {count:,}" for label, count in found["labels"].items())
+    skipped = "".join(
+        f"; skipped {count:,}: {problem} (first: {found['first_skipped'][problem]})"
+        for problem, count in found["skipped"].items()
+    )
+    return f"{entry['rows']:,} rows, {tokens}{labels}{skipped}"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
+@app.command("list")
+def list_corpora() -> None:
+    """List the corpora: use, size, licence, origin."""
+    from diffwindow.data.catalogue import CATALOGUE
+
+    for entry in CATALOGUE:
+        how = "generated" if entry.generated else "download" if entry.hub else "by hand"
+        print(f"{entry.name:16} {entry.used_for}; {entry.size}; {entry.licence}; {entry.origin} [{how}]")
+
+
+@app.command("get")
+def get(
+    name: Annotated[str, typer.Argument(help="A corpus of `diffwindow data list`.")],
+    data: Raw = None,
+) -> None:
+    """Download a corpus from the Hugging Face hub, or say which files to put where."""
+    from diffwindow.data.download import download, entry_of, instructions
+
+    entry = entry_of(name)
+    root = data or Path("data")
+    if entry.hub is None:
+        print(instructions(entry, root))
+        return
+    for file, rows in download(entry.hub, root).items():
+        print(f"{root / file}: {rows:,} rows")
+    print(f"now: diffwindow prepare {name} --data {root} --out DIR")
+
+
+@app.command("check")
+def check(store: Annotated[Path, typer.Argument(help="A folder that `diffwindow prepare` wrote.")]) -> None:
+    """Compare every file of a store with the hashes in its manifest."""
+    from diffwindow.data.store import Store
+
+    opened = Store.open(store)
+    opened.verify()
+    print(f"{store}: {len(opened):,} rows, every file as it was written")

@@ -1,0 +1,22 @@
+"""Mistakes as sentences: what people did wrong is told on stderr, without a traceback."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def spoken() -> Iterator[None]:
+    """Turn a ValueError or OSError into one line on stderr and exit code 2."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        text = (
+            f"{error.filename}: {error.strerror}"
+            if isinstance(error, OSError) and error.strerror
+            else str(error)
+        )
+        print(f"diffwindow: {text}", file=sys.stderr)
+        sys.exit(2)
