@@ -5,21 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 Row = dict[str, str | int]
 
 
 class CorpusError(ValueError):
     """A corpus that cannot be read as asked; the message names file, line and fix."""
-
-
-class Positioned(Protocol):
-    """An open file whose position says how much of it was read."""
-
-    def tell(self) -> int:
-        """Give the position in bytes."""
 
 
 @dataclass
@@ -38,7 +32,7 @@ class Audit:
     skipped: Counter[str] = field(default_factory=Counter)
     first_skipped: dict[str, str] = field(default_factory=dict)
     _closed_bytes: int = 0
-    _open: list[Positioned] = field(default_factory=list)
+    _open: list[BufferedReader] = field(default_factory=list)
 
     def bad(self, path: Path, line: int, problem: str, detail: str = "") -> None:
         """Raise on a bad row, or count it under `problem`."""
@@ -59,13 +53,17 @@ class Audit:
                 self.labels[int(row["label"])] += 1
             yield row
 
-    def opened(self, file: Positioned) -> None:
+    def opened(self, file: BufferedReader) -> None:
         """Follow the position of an input file."""
         self._open.append(file)
 
-    def closed(self, file: Positioned, size: int) -> None:
+    def closed(self, file: BufferedReader, size: int) -> None:
         """Count a finished input file as wholly read."""
         self._open.remove(file)
+        self.swallowed(size)
+
+    def swallowed(self, size: int) -> None:
+        """Count a file that was read in one gulp."""
         self._closed_bytes += size
 
     @property

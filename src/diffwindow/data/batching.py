@@ -153,16 +153,17 @@ class TokenBatches:
         order = self.kept.copy()
         if self._shuffle:
             self._position.generator().shuffle(order)
-        bits = 32 // min(len(self._fields), 2)
+        fields = self._fields[:-3:-1]
+        bits = np.uint64(32 // len(fields))
+        longest = np.uint64((1 << int(bits)) - 1)
         keys = np.empty(len(order), np.uint64)
         for start in range(0, len(order), _PIECE):
             rows = order[start : start + _PIECE]
             key = np.zeros(len(rows), np.uint64)
-            for field in self._fields[:-3:-1]:
-                key = (key << np.uint64(bits)) | np.minimum(field[rows], (1 << bits) - 1).astype(np.uint64)
-            keys[start : start + len(rows)] = (key << np.uint64(32)) | np.arange(
-                start, start + len(rows), dtype=np.uint64
-            )
+            for field in fields:
+                key = (key << bits) | np.minimum(field[rows].astype(np.uint64), longest)
+            places = np.arange(start, start + len(rows), dtype=np.uint64)
+            keys[start : start + len(rows)] = (key << np.uint64(32)) | places
         # key and place in one integer, sorted where it stands: an argsort would need as much again
         keys.sort()
         for start in range(0, len(order), _PIECE):

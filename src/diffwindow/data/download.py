@@ -35,7 +35,8 @@ def instructions(entry: Entry, root: Path) -> str:
         return f"{entry.name} is generated: diffwindow prepare {entry.name} --out DIR"
     files = "\n".join(f"  {root / pattern}" for pattern in entry.layout)
     return (
-        f"Get {entry.name} ({entry.size}; {entry.licence}) from {entry.origin}\nand put there, plain, .gz or .xz:\n"
+        f"Get {entry.name} ({entry.size}; {entry.licence}) from {entry.origin}\n"
+        f"and put there, plain, .gz or .xz:\n"
         f"{files}\nthen: diffwindow prepare {entry.name} --data {root} --out DIR"
     )
 

@@ -6,18 +6,18 @@ import gzip
 import lzma
 import zlib
 from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
-from typing import IO, BinaryIO, cast
 
 from diffwindow.data.audit import Audit, CorpusError
 
 SUFFIXES = ("", ".gz", ".xz")
 
 
-def _unpacked(path: Path, raw: BinaryIO) -> IO[bytes]:
+def _unpacked(path: Path, raw: BufferedReader) -> BufferedReader | gzip.GzipFile | lzma.LZMAFile:
     match path.suffix:
         case ".gz":
-            return cast(IO[bytes], gzip.GzipFile(fileobj=raw))
+            return gzip.GzipFile(fileobj=raw)
         case ".xz":
             return lzma.LZMAFile(raw)
         case _:

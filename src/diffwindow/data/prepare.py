@@ -75,7 +75,7 @@ def _make_tokenizer(
 def train_vocabulary(recipe: Recipe, *, skip_bad: bool, progress: Progress = quiet) -> Tokenizer:
     """Learn the recipe's vocabulary from its first split, source and target together."""
     source = next(iter(recipe.splits.values()))
-    _, total = source.estimated_rows(Audit(skip_bad=True), sample=CHUNK_ROWS)
+    total = source.rows or source.estimated_rows(Audit(skip_bad=True), sample=CHUNK_ROWS)[1]
     audit = Audit(skip_bad=skip_bad)
 
     def sampled() -> Iterator[Row]:

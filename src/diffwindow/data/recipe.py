@@ -48,13 +48,14 @@ class Source:
 
     def estimated_rows(self, audit: Audit, *, sample: int) -> tuple[list[Row], int]:
         """Read up to `sample` rows, and estimate how many there are in all."""
+        # kept alive until its position is known: dropping the iterator closes the file
         rows = self.read(audit)
         first = list(islice(rows, sample))
         if self.rows is not None:
             return first, self.rows
-        exact = len(first) < sample
-        fraction = self.done(audit)
-        return first, len(first) if exact else max(len(first), round(len(first) / max(fraction, 1e-9)))
+        if len(first) < sample:
+            return first, len(first)
+        return first, max(len(first), round(len(first) / max(self.done(audit), 1e-9)))
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import json
 import mmap
 import os
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -98,7 +98,7 @@ class Store:
         self.splits = splits
 
     @classmethod
-    def open(cls, folder: str | os.PathLike[str]) -> Self:
+    def open(cls, folder: str | os.PathLike[str]) -> Store:
         """Open a store, checking that its files are whole and that the tokenizer is its own."""
         folder = Path(folder)
         manifest = _read_manifest(folder)

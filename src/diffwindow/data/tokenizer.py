@@ -7,16 +7,19 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal
 
 import tokenizers
+from numpy.typing import NDArray
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from diffwindow.files import write_atomically
 
 PAD, BOS, EOS, UNK = 0, 1, 2, 3
+CONTROL = (PAD, BOS, EOS)
 SPECIAL = ("<pad>", "<s>", "</s>", "<unk>")
 Kind = Literal["bpe", "words"]
+Ids = Sequence[int] | NDArray[Any]
 _KINDS: dict[str, Kind] = {"ByteLevel": "bpe", "WhitespaceSplit": "words"}
 
 
@@ -37,7 +40,7 @@ class Tokenizer:
         self.kind = kind
 
     @classmethod
-    def train_bpe(cls, lines: Iterable[str], vocab_size: int) -> Self:
+    def train_bpe(cls, lines: Iterable[str], vocab_size: int) -> Tokenizer:
         """Learn a byte-level BPE of exactly `vocab_size` ids, or fewer when the text has no more pairs."""
         alphabet = pre_tokenizers.ByteLevel.alphabet()
         if vocab_size < len(SPECIAL) + len(alphabet):
@@ -55,7 +58,7 @@ class Tokenizer:
         return cls(backend, "bpe")
 
     @classmethod
-    def train_words(cls, lines: Iterable[str], vocab_size: int | None = None) -> Self:
+    def train_words(cls, lines: Iterable[str], vocab_size: int | None = None) -> Tokenizer:
         """Keep the most frequent words (all of them by default); the rest become `<unk>`."""
         counts: Counter[str] = Counter()
         for line in lines:
@@ -71,7 +74,7 @@ class Tokenizer:
         return cls(backend, "words")
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Self:
+    def load(cls, path: str | os.PathLike[str]) -> Tokenizer:
         """Read a tokenizer.json that `save` wrote."""
         try:
             text = Path(path).read_text(encoding="utf-8")
@@ -112,13 +115,12 @@ class Tokenizer:
             return [max(index, UNK) for index in ids]
         return ids
 
-    def decode(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Ids) -> str:
         """Give the text of `ids`; padding, begin and end are left out."""
-        return str(
-            self._backend.decode([int(i) for i in ids if i not in (PAD, BOS, EOS)], skip_special_tokens=False)
-        )
+        text = [int(i) for i in ids if i not in CONTROL]
+        return str(self._backend.decode(text, skip_special_tokens=False))
 
-    def tokens(self, ids: Sequence[int]) -> list[str]:
+    def tokens(self, ids: Ids) -> list[str]:
         """Give each token as people read it: `@@` marks one that the next continues.
 
         Joining with spaces and removing `@@ ` gives the text back, unless a token holds part of a character.
@@ -126,8 +128,9 @@ class Tokenizer:
         if self.kind == "words":
             return [str(self._backend.id_to_token(int(i))) for i in ids]
         pieces = [str(self._backend.decode([int(i)], skip_special_tokens=False)) for i in ids]
-        starts = [i in (PAD, BOS, EOS) or piece[:1].isspace() for i, piece in zip(ids, pieces, strict=True)]
-        ends = [i in (PAD, BOS, EOS) for i in ids]
-        shown = [piece[1:] if piece[:1] == " " else piece for piece in pieces]
-        joined = [not end and not start for end, start in zip(ends, [*starts[1:], True], strict=True)]
-        return [piece + "@@" if more else piece for piece, more in zip(shown, joined, strict=True)]
+        begins = [i in CONTROL or piece[:1] == " " for i, piece in zip(ids, pieces, strict=True)]
+        shown = []
+        for i, piece, next_begins in zip(ids, pieces, [*begins[1:], True], strict=True):
+            continued = not next_begins and i not in CONTROL
+            shown.append(piece.removeprefix(" ") + ("@@" if continued else ""))
+        return shown

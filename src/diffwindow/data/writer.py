@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from diffwindow.data.store import FORMAT, OFFSET_DTYPE, VALUE_DTYPE
 from diffwindow.files import sha256_of, sync_folder, write_json
 
+_SUFFIXES = {".tokens", ".offsets", ".values", ".json", ".tmp"}
+
 
 @dataclass(frozen=True)
 class Chunk:
@@ -90,11 +92,12 @@ class PartialStore:
                 return dict(state)
         except (OSError, ValueError, KeyError):
             pass
-        # another corpus or other settings: start again, removing only what a writer makes
-        if self.folder.exists():
-            for file in self.folder.iterdir():
-                file.unlink()
+        # another corpus or other settings: start again
         self.folder.mkdir(parents=True, exist_ok=True)
+        for file in self.folder.iterdir():
+            if file.suffix not in _SUFFIXES:
+                raise ValueError(f"{file} does not belong to an unfinished store; move it away")
+            file.unlink()
         return fresh
 
     @property

@@ -23,7 +23,9 @@ def _folder(path: Path, audit: Audit) -> Iterator[Row]:
         if not files:
             raise CorpusError(f"{path / name} holds no .txt review; unpack the whole aclImdb archive")
         for file in files:
-            text = decoded(file.read_bytes(), file, 1, audit)
+            raw = file.read_bytes()
+            audit.swallowed(len(raw))
+            text = decoded(raw, file, 1, audit)
             if text is not None:
                 yield from labelled(text.strip(), label, file, 1, audit, num_labels=2)
 

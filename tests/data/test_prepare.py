@@ -1,0 +1,162 @@
+import json
+
+import pytest
+
+from diffwindow.data import chunks
+from diffwindow.data import prepare as module
+from diffwindow.data.audit import CorpusError
+from diffwindow.data.corpora import plain_text, two_files
+from diffwindow.data.prepare import estimate, prepare
+from diffwindow.data.recipe import Recipe, Source, Vocabulary
+from diffwindow.data.store import Store
+from diffwindow.data.synthetic import reorder
+
+CHUNK_ROWS = 256
+ROWS = 3 * CHUNK_ROWS + 100
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_chunks():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chunks, "CHUNK_ROWS", CHUNK_ROWS)
+        yield
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("raw")
+    examples = list(reorder(ROWS, 1))
+    (folder / "train.en").write_text("".join(e.source + "\n" for e in examples))
+    (folder / "train.xx").write_text("".join(e.target + "\n" for e in examples))
+    return folder
+
+
+def recipe(pairs, reader=None):
+    source = two_files(pairs / "train.en", pairs / "train.xx")
+    return Recipe("pairs", "translation", {"train": reader or source}, Vocabulary("bpe", 400))
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def whole(pairs, tmp_path_factory):
+    return prepare(recipe(pairs), tmp_path_factory.mktemp("out") / "whole").folder
+
+
+def test_store_holds_the_files(pairs, whole):
+    store = Store.open(whole)
+    train = store.split("train")
+    for side, name in (("source", "train.en"), ("target", "train.xx")):
+        lines = (pairs / name).read_text().splitlines()
+        for index in (0, 1, CHUNK_ROWS - 1, CHUNK_ROWS, ROWS - 1):
+            assert store.tokenizer.decode(train[index][side]) == lines[index]
+    assert len(train) == ROWS
+    store.verify()
+
+
+def test_several_processes_write_the_same_bytes(pairs, whole, tmp_path):
+    prepare(recipe(pairs), tmp_path / "out", workers=2)
+    assert contents(tmp_path / "out") == contents(whole)
+
+
+@pytest.mark.parametrize("stop_at", [0.3, 0.7])
+def test_interrupted_and_restarted_gives_the_same_bytes(pairs, whole, tmp_path, monkeypatch, stop_at):
+    monkeypatch.setattr(module, "CHECKPOINT_SECONDS", 0.0)
+    out = tmp_path / "out"
+
+    def interrupt(stage, fraction):
+        if stage == "train" and fraction > stop_at:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare(recipe(pairs), out, progress=interrupt)
+    assert not out.exists()
+    partial = tmp_path / "out.partial"
+    done = json.loads((partial / "progress.json").read_text())["splits"].get("train", {"rows": 0})["rows"]
+    assert done < ROWS
+    if stop_at > 0.5:
+        assert done > 0
+    # the vocabulary is not learned again, and what follows the last checkpoint is written again
+    trained = []
+    monkeypatch.setattr(module, "train_vocabulary", lambda *_, **__: trained.append(1))
+    prepare(recipe(pairs), out)
+    assert not trained
+    assert not partial.exists()
+    assert contents(out) == contents(whole)
+
+
+def test_other_settings_start_again(pairs, tmp_path):
+    out = tmp_path / "out"
+
+    def interrupt(stage, fraction):
+        if stage == "train":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare(recipe(pairs), out, progress=interrupt)
+    other = recipe(pairs).adjusted(vocab_size=300, moses=None)
+    assert prepare(other, out).tokenizer.vocab_size == 300
+
+
+def test_a_foreign_file_is_not_deleted(pairs, tmp_path):
+    (tmp_path / "out.partial").mkdir()
+    (tmp_path / "out.partial" / "thesis.tex").write_text("mine")
+    with pytest.raises(ValueError, match=r"thesis\.tex does not belong"):
+        prepare(recipe(pairs), tmp_path / "out")
+    assert (tmp_path / "out.partial" / "thesis.tex").exists()
+
+
+def test_refuses_to_overwrite(pairs, tmp_path):
+    (tmp_path / "out").mkdir()
+    with pytest.raises(ValueError, match="exists already"):
+        prepare(recipe(pairs), tmp_path / "out")
+
+
+def test_a_bad_row_leaves_no_store(tmp_path):
+    (tmp_path / "a.en").write_text("one\n\n")
+    (tmp_path / "a.de").write_text("eins\nzwei\n")
+    bad = Recipe(
+        "bad",
+        "translation",
+        {"train": two_files(tmp_path / "a.en", tmp_path / "a.de")},
+        Vocabulary("bpe", 300),
+    )
+    with pytest.raises(CorpusError, match=r"a\.en, line 2: empty source"):
+        prepare(bad, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    store = prepare(bad, tmp_path / "out", skip_bad=True)
+    found = store.manifest["splits"]["train"]["found"]
+    assert (found["rows"], found["skipped"]) == (1, {"empty source": 1})
+    assert found["first_skipped"]["empty source"].endswith("a.en, line 2")
+
+
+def test_an_empty_split_is_an_error(tmp_path):
+    empty = Recipe("empty", "lm", {"train": Source(lambda _: iter([]), rows=0)}, Vocabulary("words", None))
+    with pytest.raises(CorpusError, match="the train split of empty is empty"):
+        prepare(empty, tmp_path / "out")
+
+
+def test_given_tokenizer_is_kept(pairs, whole, tmp_path):
+    store = prepare(recipe(pairs), tmp_path / "out", tokenizer=whole / "tokenizer.json")
+    assert (store.folder / "tokenizer.json").read_bytes() == (whole / "tokenizer.json").read_bytes()
+
+
+def test_moses_separates_punctuation(tmp_path):
+    (tmp_path / "a.txt").write_text("It isn't far.\n" * 3)
+    plain = Recipe("a", "lm", {"train": plain_text(tmp_path / "a.txt")}, Vocabulary("words", None))
+    store = prepare(plain.adjusted(vocab_size=None, moses="en"), tmp_path / "out")
+    assert store.tokenizer.decode(store.split("train")[0]["text"]) == "It isn 't far ."
+    with pytest.raises(ValueError, match="--moses en,de names 2 languages for the fields text"):
+        plain.adjusted(vocab_size=None, moses="en,de")
+
+
+def test_dry_run_estimates_and_writes_nothing(pairs, whole):
+    before = set(pairs.iterdir())
+    expected = estimate(recipe(pairs), sample=300)
+    assert expected.rows["train"] == pytest.approx(ROWS, rel=0.1)
+    actual = sum(path.stat().st_size for path in whole.iterdir() if path.suffix != ".json")
+    assert expected.bytes == pytest.approx(actual, rel=0.1)
+    assert expected.seconds > 0
+    assert set(pairs.iterdir()) == before

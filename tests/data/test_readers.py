@@ -1,0 +1,186 @@
+import gzip
+import lzma
+
+import pytest
+
+from diffwindow.data.audit import Audit, CorpusError
+from diffwindow.data.readers import agreement, imdb, labelled, parallel, sst, text
+
+OPENERS = {"": open, ".gz": gzip.open, ".xz": lzma.open}
+
+
+def write(path, content):
+    with OPENERS[path.suffix if path.suffix in OPENERS else ""](path, "wb") as file:
+        file.write(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def rows(reader, *arguments, **options):
+    return list(reader(*arguments, Audit(), **options))
+
+
+def skipping(reader, *arguments, **options):
+    audit = Audit(skip_bad=True)
+    return list(reader(*arguments, audit, **options)), dict(audit.skipped)
+
+
+@pytest.mark.parametrize("suffix", OPENERS)
+def test_two_files_in_any_packing(tmp_path, suffix):
+    # a Unicode line separator and a carriage return inside a line do not end it
+    left = write(tmp_path / f"a.en{suffix}", "one\u2028more\r\ntwo\rx\n")
+    right = write(tmp_path / f"a.de{suffix}", "eins\nzwei")
+    assert rows(parallel.two_files, left, right) == [
+        {"source": "one\u2028more", "target": "eins"},
+        {"source": "two\rx", "target": "zwei"},
+    ]
+
+
+@pytest.mark.parametrize(("left", "right", "problem", "where"), [
+    ("a\nb\nc\n", "x\n", "line without a partner", r"a\.en, line 2: .*a\.de ends after line 1"),
+    ("a\n", "x\ny\n", "line without a partner", r"a\.de, line 2: .*a\.en ends after line 1"),
+    ("a\n \nc\n", "x\ny\nz\n", "empty source", r"a\.en, line 2"),
+    ("a\nb\n", "x\n\n", "empty target", r"a\.de, line 2"),
+    (b"a\nb\xff\n", "x\ny\n", "invalid UTF-8", r"a\.en, line 2: invalid UTF-8: byte 0xff at column 2"),
+])  # fmt: skip
+def test_parallel_text_is_not_lost_quietly(tmp_path, left, right, problem, where):
+    files = write(tmp_path / "a.en", left), write(tmp_path / "a.de", right)
+    with pytest.raises(CorpusError, match=where):
+        rows(parallel.two_files, *files)
+    kept, skipped = skipping(parallel.two_files, *files)
+    assert set(skipped) == {problem}
+    lines = max(len((s if isinstance(s, bytes) else s.encode()).splitlines()) for s in (left, right))
+    assert len(kept) + skipped[problem] == lines
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".xz"])
+def test_a_truncated_archive_is_an_error(tmp_path, suffix):
+    import random
+
+    rng = random.Random(0)
+    whole = write(tmp_path / f"w.txt{suffix}", "".join(f"{rng.random()}\n" for _ in range(20_000)))
+    cut = tmp_path / f"cut.txt{suffix}"
+    cut.write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
+    with pytest.raises(CorpusError, match=r"cut\.txt.*line \d+: the archive is truncated or damaged"):
+        rows(text.lines, [cut], blank="keep")
+    audit = Audit(skip_bad=True)
+    kept = len(list(text.lines([cut], audit, blank="keep")))
+    assert 0 < kept < 20_000
+    assert audit.skipped == {"the archive is truncated or damaged": 1}
+
+
+def test_a_text_file_named_gz_is_an_error(tmp_path):
+    path = tmp_path / "a.txt.gz"
+    path.write_bytes(b"plain text\n")
+    with pytest.raises(CorpusError, match="archive is truncated or damaged"):
+        rows(text.lines, [path], blank="keep")
+
+
+def test_parallel_tsv(tmp_path):
+    path = write(tmp_path / "a.tsv", "one\teins\ntwo\tzwei\textra\n")
+    with pytest.raises(CorpusError, match=r"a\.tsv, line 2: wrong number of columns: 3 instead of 2"):
+        rows(parallel.tsv, path)
+    kept, skipped = skipping(parallel.tsv, path)
+    assert kept == [{"source": "one", "target": "eins"}]
+    assert skipped == {"wrong number of columns": 1}
+
+
+TREE = "(4 (2 It) (3 (2 's) (0 (3 so) (1 bad))))"
+
+
+def test_sst_sentences_and_phrases(tmp_path):
+    path = write(tmp_path / "trees.txt", f"{TREE}\n(2 (2 Fine) (2 .))\n{TREE}\n")
+    five = rows(sst.trees, path, labels="five")
+    assert five == [
+        {"text": "It 's so bad", "label": 4},
+        {"text": "Fine .", "label": 2},
+        {"text": "It 's so bad", "label": 4},
+    ]
+    assert [row["label"] for row in rows(sst.trees, path, labels="binary")] == [1, 1]
+    phrases = {row["text"]: row["label"] for row in rows(sst.trees, path, labels="binary", phrases=True)}
+    assert phrases == {"It 's so bad": 1, "'s so bad": 1, "so bad": 0, "bad": 0, "so": 1}
+    # distinct phrases: the repeated sentence adds none
+    assert len(rows(sst.trees, path, labels="five", phrases=True)) == 7 + 3
+
+
+@pytest.mark.parametrize("tree", ["(7 (2 a) (2 b))", "(2 (2 a) (2 b)", "no brackets", "(2 a))", "(2)", ""])
+def test_a_broken_tree_is_named(tmp_path, tree):
+    path = write(tmp_path / "trees.txt", f"{TREE}\n{tree}\n")
+    with pytest.raises(CorpusError, match=r"trees\.txt, line 2: not a labelled tree"):
+        rows(sst.trees, path, labels="five")
+    kept, skipped = skipping(sst.trees, path, labels="five")
+    assert (len(kept), skipped) == (1, {"not a labelled tree": 1})
+
+
+def test_glue(tmp_path):
+    path = write(tmp_path / "train.tsv", "sentence\tlabel\nvery good \t1\nbad\t0\nodd\t2\n")
+    with pytest.raises(CorpusError, match=r"line 4: unknown label: '2' is not 0 to 1"):
+        rows(sst.glue, path)
+    assert len(skipping(sst.glue, path)[0]) == 2
+    with pytest.raises(CorpusError, match="the header lacks sentence, label; it has text, score"):
+        rows(sst.glue, write(tmp_path / "other.tsv", "text\tscore\n"))
+
+
+def test_imdb_folder_and_table(tmp_path):
+    for label, content in {"neg": "Bad.<br />Really.", "pos": "Good."}.items():
+        (tmp_path / "train" / label).mkdir(parents=True)
+        write(tmp_path / "train" / label / "0_1.txt", content)
+    expected = [{"text": "Bad.<br />Really.", "label": 0}, {"text": "Good.", "label": 1}]
+    assert rows(imdb.reviews, tmp_path / "train") == expected
+    table = write(tmp_path / "train.tsv", "0\t1\t0\tBad.<br />Really.\n1\t9\t0\tGood.\n")
+    assert rows(imdb.reviews, table) == expected
+    (tmp_path / "train" / "pos" / "0_1.txt").unlink()
+    with pytest.raises(CorpusError, match=r"pos holds no \.txt review"):
+        rows(imdb.reviews, tmp_path / "train")
+
+
+def test_labelled_table(tmp_path):
+    path = write(tmp_path / "a.tsv", "2\tfine\n0\t\n")
+    kept, skipped = skipping(labelled.tsv, path, num_labels=3)
+    assert (kept, skipped) == ([{"text": "fine", "label": 2}], {"empty text": 1})
+
+
+LINZEN_HEADER = (
+    "sentence\torig_sentence\tsubj\tverb_pos\tsubj_index\tverb_index\tn_diff_intervening\tdistance\n"
+)
+
+
+def test_linzen_counts_the_verb_from_one(tmp_path):
+    path = write(tmp_path / "agr.tsv", LINZEN_HEADER + "the keys to it are here\t-\tkeys\tVBP\t2\t5\t0\t3\n")
+    assert rows(agreement.linzen, path) == [
+        {"text": "the keys to it", "label": 1, "attractors": 0, "distance": 3}
+    ]
+
+
+def test_sentences_count_the_verb_from_zero(tmp_path):
+    header = "sentence\tsubj_idx\tverb_idx\tverb_pos\tverb\tinflected_verb\n"
+    path = write(tmp_path / "wiki.tsv", header + "a priest explains that\t1\t2\tVBZ\texplains\texplain\n")
+    assert rows(agreement.sentences, path) == [
+        {"text": "a priest", "label": 0, "attractors": -1, "distance": 1}
+    ]
+    outside = write(tmp_path / "bad.tsv", header + "a priest explains\t1\t9\tVBZ\texplains\texplain\n")
+    with pytest.raises(CorpusError, match="verb position outside the sentence: '9' of 3 words"):
+        rows(agreement.sentences, outside)
+
+
+def test_numpred_subset_and_parsed(tmp_path):
+    numpred = write(tmp_path / "numpred.test.2", "VBP\tthe keys\nVBD\tthe key\n")
+    with pytest.raises(CorpusError, match="line 2: unknown label: 'VBD' is neither VBZ nor VBP"):
+        rows(agreement.numpred, numpred, attractors=2)
+    assert skipping(agreement.numpred, numpred, attractors=2)[0][0]["attractors"] == 2
+    subset = write(
+        tmp_path / "all.tsv", "VBZ\tNA\ttrain\tx\tthe key\nVBP\t3\tdev\tx\tthe keys\nVBP\tmany\tdev\tx\ta\n"
+    )
+    assert rows(agreement.subset, subset, split="train")[0]["attractors"] == -1
+    with pytest.raises(CorpusError, match="line 3: attractors is not a whole number: 'many'"):
+        rows(agreement.subset, subset, split="dev")
+    parsed = write(tmp_path / "parsed.tsv", "VBP\t2\t2\t5\tlead\timdb\tmy years in it\n")
+    assert rows(agreement.parsed, parsed) == [
+        {"text": "my years in it", "label": 1, "attractors": 2, "distance": 5}
+    ]
+
+
+def test_text_blank_lines(tmp_path):
+    path = write(tmp_path / "wiki.txt", " \n = Title = \n")
+    assert [row["text"] for row in rows(text.lines, [path, path], blank="keep")] == ["", "= Title ="] * 2
+    with pytest.raises(CorpusError, match="line 1: empty text"):
+        rows(text.lines, [path], blank="error")
