@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from toy import FIRST_WORD, Toy
 
 from diffwindow.models.beam import beam_search, greedy_search
-from diffwindow.models.search import Start, bound, normalized
+from diffwindow.models.search import bound, normalized
+from diffwindow.models.start import Start
 
 PENALTIES = [0.0, 0.6, 1.0, 2.0, -0.5]
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from diffwindow.models.search import Start
+from diffwindow.models.start import Start
 
 FIRST_WORD = 3  # after padding, opening and end
 

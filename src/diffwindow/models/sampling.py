@@ -9,13 +9,13 @@ from torch import Tensor
 from diffwindow.models.search import (
     Candidates,
     Hypothesis,
-    Start,
     Step,
     Stepper,
     forbid,
     log_partition,
     search,
 )
+from diffwindow.models.start import Start
 
 
 def sample(

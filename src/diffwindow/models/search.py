@@ -13,16 +13,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from diffwindow.functional import at_least_fp32
+from diffwindow.models.start import BOS, Start
+from diffwindow.modules.embedding import PAD
 
-PAD, BOS, EOS = 0, 1, 2
-
-
-@runtime_checkable
-class State(Protocol):
-    """What a model remembers of the sentences that it is decoding."""
-
-    def select(self, sentences: Int[Tensor, " s2"], hypotheses: Int[Tensor, "s2 w2"]) -> None:
-        """Keep these sentences, and of each these hypotheses, in this order."""
+EOS = 2
 
 
 @runtime_checkable
@@ -31,26 +25,6 @@ class Stepper(Protocol):
 
     def step(self, tokens: Int[Tensor, "s w"], state: Any) -> Float[Tensor, "s w v"]:
         """Append one token to each hypothesis and give the logits of the next."""
-
-
-@dataclass(frozen=True)
-class Start:
-    """Where a search begins: the state, the token that opens each sentence, and the most it may grow.
-
-    A search consumes the state: it serves one search.
-    """
-
-    state: State
-    first: Int[Tensor, " s"]
-    limits: Int[Tensor, " s"]
-
-    def __post_init__(self) -> None:
-        if self.limits.shape != self.first.shape:
-            raise ValueError(f"{len(self.limits)} limits for {len(self.first)} sentences; give one for each")
-        if (self.limits < 0).any():
-            raise ValueError(
-                f"limit {int(self.limits.min())} is below 0; it counts the tokens before the end"
-            )
 
 
 @dataclass(frozen=True)
@@ -85,15 +59,6 @@ def bound(log_prob: float, shortest: int, longest: int, length_penalty: float) -
     (-2.0, -8.0, -16.0)
     """
     return max(normalized(log_prob, length, length_penalty) for length in (shortest, longest))
-
-
-def length_limits(lengths: Int[Tensor, " s"], *, ratio: float = 1.2, extra: int = 10) -> Int[Tensor, " s"]:
-    """Limit each output by its source: ⌊ratio · n⌋ + extra tokens, the end not counted.
-
-    >>> length_limits(torch.tensor([5, 20]))
-    tensor([16, 34])
-    """
-    return (lengths * ratio).long() + extra
 
 
 class Step(NamedTuple):
