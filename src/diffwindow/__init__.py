@@ -4,6 +4,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from diffwindow.models.classifier import Classifier, ClassifierConfig
+    from diffwindow.models.language_model import LanguageModel, LanguageModelConfig
+    from diffwindow.models.translator import Translator, TranslatorConfig
     from diffwindow.modules.window_attention import WindowAttention
     from diffwindow.notation import Plan, parse
     from diffwindow.ops import (
@@ -19,7 +22,13 @@ __version__ = "0.1.0.dev0"
 # Imported on first use, so that `import diffwindow` and the command line's help do not load PyTorch.
 _HOMES = {
     "Boundaries": "ops",
+    "Classifier": "models.classifier",
+    "ClassifierConfig": "models.classifier",
+    "LanguageModel": "models.language_model",
+    "LanguageModelConfig": "models.language_model",
     "Plan": "notation",
+    "Translator": "models.translator",
+    "TranslatorConfig": "models.translator",
     "WindowAttention": "modules.window_attention",
     "WindowMaps": "ops",
     "additive_window_attention": "ops",
@@ -29,7 +38,13 @@ _HOMES = {
 }
 __all__ = [
     "Boundaries",
+    "Classifier",
+    "ClassifierConfig",
+    "LanguageModel",
+    "LanguageModelConfig",
     "Plan",
+    "Translator",
+    "TranslatorConfig",
     "WindowAttention",
     "WindowMaps",
     "additive_window_attention",

@@ -1,6 +1,7 @@
 """ModelConfig: what all models' settings share; each model keeps its own beside it."""
 
 import difflib
+import warnings
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -47,7 +48,10 @@ class ModelConfig(BaseModel):
     @property
     def plan(self) -> Plan:
         """Give the attention of each role and layer."""
-        return parse(self.attention)
+        # The notation's warnings were given when the config was made.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return parse(self.attention)
 
     @property
     def layer_options(self) -> LayerOptions:

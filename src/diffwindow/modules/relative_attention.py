@@ -1,7 +1,5 @@
 """RelativeAttention: self-attention with relative positions in keys and values (Shaw et al. 2018)."""
 
-import math
-
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
@@ -42,7 +40,8 @@ class RelativeAttention(StackedAttention):
         # The weight that a query gives to each distance, which is what the value table's rows get.
         by_distance = weights.new_zeros(*weights.shape[:3], 2 * self.size + 1)
         by_distance = by_distance.scatter_add(-1, self._rows(queries, keys).expand_as(weights), weights)
-        heads = functional.attend(weights, v) + functional.attend(by_distance, self.value_table)
+        value_table = self.value_table.to(v.dtype).expand(*v.shape[:2], -1, -1)
+        heads = functional.attend(weights, v) + functional.attend(by_distance, value_table)
         return self._merge_heads(heads)
 
     def maps(
@@ -57,9 +56,8 @@ class RelativeAttention(StackedAttention):
         """Give the weights of `attend`."""
         (q,) = self._split_heads(queries)
         k, _ = self._split_heads(keys)
-        scale = 1 / math.sqrt(q.shape[-1])
-        scores = functional.scores(q, k, scale)
-        by_distance = functional.scores(q, self.key_table, scale)
+        scores = functional.scores(q, k)
+        by_distance = functional.scores(q, self.key_table.expand(*q.shape[:2], -1, -1))
         scores = scores + by_distance.gather(-1, self._rows(queries, keys).expand_as(scores))
         visible = ops.visible_mask(q, k, attn_mask=attn_mask, is_causal=is_causal)
         weights = functional.masked_softmax(scores, visible)

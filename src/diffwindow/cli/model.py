@@ -1,0 +1,37 @@
+"""The verb `describe`."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+
+def describe(
+    preset: Annotated[str, typer.Argument(help="A model by its corpus, as wmt14-en-de.")],
+    attention: Annotated[
+        str, typer.Option(help='Which layer gets which attention, as "Enc(AW)-Cr(AW,Seg)-Dec(MW)".')
+    ] = "Global",
+    vocab_size: Annotated[int | None, typer.Option(min=1, help="Another vocabulary.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show a model layer by layer with its exact number of parameters; no weights are allocated."""
+    from diffwindow.models.build import count_parameters
+    from diffwindow.models.presets import preset as preset_config
+
+    config = preset_config(preset, attention=attention, vocab_size=vocab_size)
+    layers = [
+        {"role": role, "layer": number, "attention": str(kind)}
+        for role, field in config.stacks().items()
+        for number, kind in enumerate(config.plan.attentions(role, getattr(config, field)), start=1)
+    ]
+    parameters = count_parameters(config)
+    if as_json:
+        report = {"preset": preset, "parameters": parameters, "layers": layers, "config": config.model_dump()}
+        print(json.dumps(report, indent=2))
+        return
+    print(f"{preset}  {config.attention}")
+    for layer in layers:
+        print(f"  {layer['role']:3} {layer['layer']}  {layer['attention']}")
+    print(f"{parameters:,} parameters")

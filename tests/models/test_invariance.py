@@ -1,0 +1,62 @@
+"""What a model gives for a sequence depends on its real tokens, and a causal one's on the past."""
+
+import pytest
+import torch
+from small import DECODER, ENCODER, classifier, language_model, notations, tokens, translator
+from torch.testing import assert_close
+
+pytestmark = pytest.mark.filterwarnings("ignore:the paper has no segments")
+every_translator = pytest.mark.parametrize("attention", notations())
+
+
+def pad(rows, length, side):
+    """Pad a batch of one to a length."""
+    missing = torch.zeros(1, length - rows.shape[1], dtype=torch.long)
+    return torch.cat([rows, missing] if side == "right" else [missing, rows], dim=1)
+
+
+@every_translator
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_translator_ignores_padding_and_company(attention, side):
+    model = translator(attention)
+    sources, targets = [tokens(1, n, seed=n) for n in (4, 9)], [tokens(1, n, seed=n) for n in (5, 3)]
+    batch = torch.cat([pad(source, 12, side) for source in sources])
+    logits = model(batch, torch.cat([pad(target, 6, "right") for target in targets]))
+    for row, (source, target) in enumerate(zip(sources, targets, strict=True)):
+        assert_close(logits[row, : target.shape[1]], model(source, target)[0])
+
+
+@pytest.mark.parametrize("kind", ["Global", *(f"Enc({k})@all" for k in ENCODER)])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_classifier_ignores_padding_and_company(kind, side):
+    model, rows = classifier(kind), [tokens(1, n, seed=n) for n in (4, 9)]
+    logits = model(torch.cat([pad(row, 12, side) for row in rows]))
+    for row, alone in enumerate(rows):
+        assert_close(logits[row], model(alone)[0])
+
+
+@pytest.mark.parametrize("kind", ["Global", *(f"Dec({k})@all" for k in DECODER)])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_language_model_ignores_padding_and_company(kind, side):
+    model, rows = language_model(kind), [tokens(1, n, seed=n) for n in (4, 9)]
+    batch = torch.cat([pad(row, 12, side) for row in rows])
+    logits = model(batch, batch != 0)
+    for row, alone in enumerate(rows):
+        assert_close(logits[row][batch[row] != 0], model(alone)[0])
+
+
+@every_translator
+def test_the_future_does_not_leak(attention):
+    model, source, target = translator(attention), tokens(2, 6), tokens(2, 8)
+    changed = target.clone()
+    changed[:, 5:] = 3
+    assert_close(model(source, target)[:, :5], model(source, changed)[:, :5], rtol=0, atol=0)
+    assert (model(source, target)[:, 5:] != model(source, changed)[:, 5:]).any()
+
+
+@pytest.mark.parametrize("kind", ["Global", *(f"Dec({k})@all" for k in DECODER)])
+def test_padding_on_the_left_gives_finite_gradients(kind):
+    model, text = language_model(kind), tokens(2, 7)
+    text[0, :4] = 0
+    model.loss(text, text, text != 0).total.backward()
+    assert all(p.grad.isfinite().all() for p in model.parameters())

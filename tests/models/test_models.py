@@ -1,0 +1,133 @@
+import pytest
+import torch
+import torch.nn.functional as F
+from small import DECODER, ENCODER, classifier, language_model, notations, tokens, translator
+from torch.testing import assert_close
+
+from diffwindow.functional import attend
+from diffwindow.models.build import build_model, count_parameters, read_config
+from diffwindow.models.presets import PRESETS, preset
+from diffwindow.ops import WindowMaps
+
+pytestmark = pytest.mark.filterwarnings("ignore:the paper has no segments")
+
+# The published counts, and those that the authors' logs print.
+COUNTS = {
+    "Global": 60_915_712,
+    "Enc(AW)-Dec(MW)": 68_795_392,
+    "Cr(AW,Seg)": 65_643_520,
+    "Enc(AW)-Cr(AW,Seg)-Dec(MW)": 73_523_200,
+    "Dec(MW)": 64_067_584,
+    "Enc(AW,Seg)@all": 70_371_328,
+    "Enc(AW)@all-Cr(AW)@all-Dec(AW)@all": 89_282_560,
+}
+
+
+@pytest.mark.parametrize(("attention", "parameters"), COUNTS.items())
+def test_base_has_as_many_parameters_as_the_paper(attention, parameters):
+    assert count_parameters(preset("wmt14-en-de", attention=attention)) == parameters
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_build_and_read_back(name):
+    config = PRESETS[name]
+    assert read_config(config.model_dump()) == config
+    with torch.device("meta"):
+        model = build_model(config)
+    assert model.config is config
+
+
+def test_tiny_is_the_papers():
+    tiny = preset("sst2", vocab_size=100)
+    assert (tiny.num_layers, tiny.embed_dim, tiny.ffn_dim, tiny.num_heads) == (2, 128, 512, 4)
+    # By default a window is in the first half of the layers, here one of two.
+    assert count_parameters(preset("sst2", attention="Enc(AW)")) - count_parameters(preset("sst2")) == 6 * (
+        128 * 128 + 128
+    )
+
+
+def test_initialisation():
+    torch.manual_seed(0)
+    model = build_model(preset("sst2"))
+    rows = model.embedding.weight
+    assert rows[0].eq(0).all()
+    assert abs(rows[1:].std().item() * 128**0.5 - 1) < 0.01
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            assert parameter.eq(0).all(), name
+
+
+@pytest.mark.parametrize("attention", notations())
+def test_every_attention_trains(attention):
+    model, source, target = translator(attention).train(), tokens(2, 6), tokens(2, 5)
+    model.loss(source, target, target, label_smoothing=0.1).total.backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad.isfinite().all(), name
+        # A bias of keys moves all scores of a query alike, which no softmax sees; a window's do not matter
+        # for the same reason. Everything else must learn.
+        if not name.endswith("in_proj.bias"):
+            assert parameter.grad.ne(0).any(), name
+
+
+def test_loss_is_the_cross_entropy_of_the_logits():
+    model, source, target, labels = translator("Global"), tokens(2, 6), tokens(2, 5), tokens(2, 5, seed=4)
+    labels[1, 3:] = 0
+    loss = model.loss(source, target, labels, label_smoothing=0.1)
+    expected = F.cross_entropy(
+        model(source, target).flatten(0, 1),
+        labels.flatten(),
+        ignore_index=0,
+        label_smoothing=0.1,
+        reduction="sum",
+    )
+    assert_close(loss.total, expected)
+    text = tokens(2, 5)
+    causal = language_model("Global")
+    expected = F.cross_entropy(causal(text).flatten(0, 1), labels.flatten(), ignore_index=0, reduction="sum")
+    assert_close(causal.loss(text, labels).total, expected)
+
+
+def test_classifier_takes_the_mean_of_real_tokens():
+    model, text = classifier("Global", num_classes=3), tokens(2, 6)
+    text[1, 4:] = 0
+    mean = model.encode(text)[1, :4].mean(0)
+    assert_close(model(text)[1], model.output(mean))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        *(classifier(f"Enc({kind})@all") for kind in ENCODER if kind != "Rel=3"),
+        *(language_model(f"Dec({kind})@all") for kind in DECODER if "Seg" not in kind and kind != "Rel=3"),
+    ],
+    ids=lambda model: model.config.attention,
+)
+def test_maps_are_the_attention_that_is_used(model):
+    text = tokens(2, 7)
+    text[1, 5:] = 0
+    (maps,) = model.attention_maps(text, text != 0).values()
+    block = (model.encoder if "Enc" in model.config.attention else model.decoder).layers[0].self_attention
+    inputs = []
+    handle = block.register_forward_hook(
+        lambda _block, args, kwargs, out: inputs.append((*args, out)), with_kwargs=True
+    )
+    model(text, text != 0)
+    handle.remove()
+    x, _, output = inputs[0]
+    weights = maps[0].weights if isinstance(maps[0], WindowMaps) else maps[0]
+    values = block.attention._split_heads(block.attention.project_keys(x))[-1]
+    assert_close(block.leave(x, block.attention._merge_heads(attend(weights, values))), output)
+
+
+def test_maps_by_role_and_layer():
+    maps = translator("Enc(AW)-Cr(Gauss)").attention_maps(tokens(2, 6), tokens(2, 5))
+    assert {role: len(layers) for role, layers in maps.items()} == {"Enc": 2, "Cr": 2, "Dec": 2}
+    assert isinstance(maps["Enc"][0], WindowMaps)
+    assert maps["Cr"][0].shape == (2, 2, 5, 6)
+    assert maps["Dec"][0].shape == (2, 2, 5, 5)
+
+
+def test_a_model_runs_as_before_after_its_maps_were_taken():
+    model = translator("Global")
+    model.attention_maps(tokens(2, 6), tokens(2, 5))
+    assert not any(module._forward_hooks for module in model.modules())
