@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from diffwindow.cli import data
+from diffwindow.cli import data, model
 from diffwindow.cli.errors import spoken
 
 app = typer.Typer(
@@ -14,6 +14,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.command("describe")(model.describe)
 app.command("prepare")(data.prepare)
 app.add_typer(data.app, name="data")
 

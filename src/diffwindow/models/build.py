@@ -1,20 +1,21 @@
 """From settings to models: which config makes which model."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from diffwindow.models.classifier import Classifier, ClassifierConfig
+from diffwindow.models.classifier import Classifier
 from diffwindow.models.config import ModelConfig
-from diffwindow.models.language_model import LanguageModel, LanguageModelConfig
-from diffwindow.models.translator import Translator, TranslatorConfig
+from diffwindow.models.language_model import LanguageModel
+from diffwindow.models.translator import Translator
 from diffwindow.ops import check_choice
 
 Model = Translator | LanguageModel | Classifier
-MODELS: dict[str, tuple[type[ModelConfig], type[Model]]] = {
-    "translator": (TranslatorConfig, Translator),
-    "language_model": (LanguageModelConfig, LanguageModel),
-    "classifier": (ClassifierConfig, Classifier),
+MODELS: dict[str, type[Model]] = {
+    "translator": Translator,
+    "language_model": LanguageModel,
+    "classifier": Classifier,
 }
 
 
@@ -25,15 +26,13 @@ def read_config(fields: dict[str, Any]) -> ModelConfig:
     2
     """
     check_choice("model", fields.get("model"), list(MODELS))
-    return MODELS[fields["model"]][0].read(fields)
+    return MODELS[fields["model"]].config_class.read(fields)
 
 
 def build_model(config: ModelConfig) -> Model:
     """Build the model of a config, freshly initialised."""
-    for config_class, model_class in MODELS.values():
-        if isinstance(config, config_class):
-            return model_class(config)  # type: ignore[arg-type]
-    raise TypeError(f"{type(config).__name__} is not the config of a model")
+    model_class: Callable[[Any], Model] = MODELS[config.model]
+    return model_class(config)
 
 
 def count_parameters(config: ModelConfig) -> int:

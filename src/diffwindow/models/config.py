@@ -17,11 +17,13 @@ C = TypeVar("C", bound="ModelConfig")
 class ModelConfig(BaseModel):
     """Settings of a model, frozen; an unknown field is an error that names the nearest.
 
-    `attention` is a notation, kept in its canonical form.
+    `model` says which model they are of: each model's config fixes it. `attention` is a notation, kept in
+    its canonical form.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    model: str
     vocab_size: Size
     embed_dim: Size = 512
     ffn_dim: Size = 2048
