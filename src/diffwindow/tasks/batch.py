@@ -1,0 +1,50 @@
+"""TensorBatch: the tensors of a batch, and a sweep over all batches of a split."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from diffwindow.data.batching import TokenBatches
+from diffwindow.tasks.task import B, Task
+
+EVALUATION_TOKENS = 8192
+
+
+@dataclass(frozen=True)
+class TensorBatch:
+    """Tensors that move to a device together; `units` counts what the loss is summed over."""
+
+    units: int
+
+    def to(self, device: str) -> Self:
+        """Move the tensors to a device."""
+        values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        moved: dict[str, Any] = {name: v.to(device) for name, v in values.items() if isinstance(v, Tensor)}
+        return replace(self, **moved)
+
+
+def sweep(
+    task: Task[B], split: str, device: str, *, max_tokens: int = EVALUATION_TOKENS
+) -> Iterator[tuple[np.ndarray, B]]:
+    """Give every example of a split once, shortest first, as (indices, batch); none is too long."""
+    lengths = task.lengths(split)
+    longest = max(int(field.max(initial=0)) for field in lengths)
+    for indices in TokenBatches(lengths, max_tokens=max(max_tokens, longest), shuffle=False):
+        yield indices, task.collate(split, indices).to(device)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[str]:
+    """Switch dropout and gradients off for a while; give the device that the model is on."""
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield str(next(model.parameters()).device)
+    finally:
+        model.train(was_training)

@@ -1,0 +1,90 @@
+"""Classification: labelled texts of a store, and a Classifier for them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Int
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from diffwindow.data.collate import collate
+from diffwindow.data.store import Store
+from diffwindow.models.classifier import Classifier, ClassifierConfig
+from diffwindow.tasks.batch import TensorBatch, evaluating, sweep
+from diffwindow.tasks.folder import save_model
+from diffwindow.tasks.task import Loss
+
+
+@dataclass(frozen=True)
+class ClassificationBatch(TensorBatch):
+    """Texts and their labels; units are texts."""
+
+    tokens: Int[Tensor, "b n"]
+    labels: Int[Tensor, " b"]
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What a model says of each text, in order: the likeliest label, and −log p of the right one."""
+
+    labels: NDArray[np.int64]
+    nll: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Classification:
+    """A labelled corpus and the model that classifies it; only the first `max_length` tokens are read."""
+
+    store: Store
+    config: ClassifierConfig
+    label_smoothing: float = 0.0
+    max_length: int | None = None
+
+    def build_model(self) -> Classifier:
+        """Make the model, freshly initialised."""
+        return Classifier(self.config)
+
+    def lengths(self, split: str) -> list[np.ndarray]:
+        """Give the numbers of tokens that are read."""
+        lengths = self.store.split(split).lengths("text")
+        return [lengths if self.max_length is None else np.minimum(lengths, self.max_length)]
+
+    def gold(self, split: str) -> NDArray[np.int64]:
+        """Give the right labels of a split."""
+        return self.store.split(split).columns["label"].astype(np.int64)
+
+    def collate(self, split: str, indices: np.ndarray) -> ClassificationBatch:
+        """Pad texts to a batch."""
+        rows = collate(self.store.split(split), indices)
+        return ClassificationBatch(len(indices), rows["text"][:, : self.max_length], rows["label"])
+
+    def loss(self, model: nn.Module, batch: ClassificationBatch) -> Loss:
+        """Give the cross-entropy of the labels."""
+        logits = cast(Classifier, model)(batch.tokens).float()
+        total = F.cross_entropy(logits, batch.labels, label_smoothing=self.label_smoothing, reduction="sum")
+        return Loss(total, batch.units)
+
+    def predict(self, model: nn.Module, split: str) -> Predictions:
+        """Classify a split."""
+        rows = len(self.store.split(split))
+        found = Predictions(np.zeros(rows, np.int64), np.zeros(rows))
+        with evaluating(model) as device:
+            for indices, batch in sweep(self, split, device):
+                log_probs = torch.log_softmax(cast(Classifier, model)(batch.tokens).float(), dim=-1)
+                found.labels[indices] = log_probs.argmax(-1).cpu().numpy()
+                found.nll[indices] = -log_probs.gather(-1, batch.labels[:, None]).squeeze(-1).cpu().numpy()
+        return found
+
+    def validate(self, model: nn.Module, split: str) -> dict[str, float]:
+        """Give the mean cross-entropy, without smoothing, and the accuracy."""
+        found = self.predict(model, split)
+        right = found.labels == self.gold(split)
+        return {"loss": float(found.nll.mean()), "accuracy": float(right.mean())}
+
+    def save(self, model: nn.Module, folder: Path) -> None:
+        """Write the model and its tokenizer as a folder that `from_pretrained` reads."""
+        save_model(model, self.store.tokenizer, folder)

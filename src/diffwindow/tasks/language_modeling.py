@@ -1,0 +1,93 @@
+"""Language modelling: text of a store, by row or as one stream in blocks, and a LanguageModel for it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from diffwindow.data.collate import collate, collate_blocks, shift_right
+from diffwindow.data.store import Store
+from diffwindow.data.tokenizer import PAD
+from diffwindow.models.language_model import LanguageModel, LanguageModelConfig
+from diffwindow.tasks.batch import TensorBatch, evaluating, sweep
+from diffwindow.tasks.folder import save_model
+from diffwindow.tasks.metrics.perplexity import count_words, word_perplexity
+from diffwindow.tasks.task import Loss
+
+
+@dataclass(frozen=True)
+class TextBatch(TensorBatch):
+    """Tokens, and labels, the token after each; units are labels."""
+
+    tokens: Int[Tensor, "b n"]
+    labels: Int[Tensor, "b n"]
+
+
+@dataclass(frozen=True)
+class LanguageModeling:
+    """A corpus of text and the model that predicts it.
+
+    Without `block_size` each row stands by itself, from its beginning (1) to its end (2). With it, the rows
+    run on in one stream, cut into blocks, and a block's first token is predicted from the one before.
+    """
+
+    store: Store
+    config: LanguageModelConfig
+    label_smoothing: float = 0.0
+    block_size: int | None = None
+
+    def build_model(self) -> LanguageModel:
+        """Make the model, freshly initialised."""
+        return LanguageModel(self.config)
+
+    def lengths(self, split: str) -> list[np.ndarray]:
+        """Give the numbers of tokens of the rows or blocks."""
+        rows = self.store.split(split)
+        if self.block_size is None:
+            return [rows.lengths("text")]
+        starts = np.arange(0, len(rows.stream("text")), self.block_size)
+        return [np.minimum(self.block_size, len(rows.stream("text")) - starts)]
+
+    def collate(self, split: str, indices: np.ndarray) -> TextBatch:
+        """Pad rows or blocks to a batch."""
+        rows = self.store.split(split)
+        if self.block_size is None:
+            labels = collate(rows, indices)["text"]
+            tokens = shift_right(labels)
+        else:
+            blocks = collate_blocks(rows.stream("text"), indices * self.block_size, self.block_size)
+            tokens, labels = blocks["input"], blocks["target"]
+        return TextBatch(int((labels != PAD).sum()), tokens, labels)
+
+    def loss(self, model: nn.Module, batch: TextBatch) -> Loss:
+        """Give the label-smoothed cross-entropy of the labels."""
+        scored = cast(LanguageModel, model).loss(
+            batch.tokens, batch.labels, label_smoothing=self.label_smoothing
+        )
+        return Loss(scored.total, batch.units)
+
+    def nll(self, model: nn.Module, split: str) -> tuple[float, int]:
+        """Give −log p of a split's text, and the number of its tokens."""
+        nll, units = 0.0, 0
+        with evaluating(model) as device:
+            for _, batch in sweep(self, split, device):
+                scored = cast(LanguageModel, model).loss(batch.tokens, batch.labels)
+                nll, units = nll + float(scored.nll), units + batch.units
+        return nll, units
+
+    def words(self, split: str) -> int:
+        """Count the words of a split, and the ends of its rows, which are predicted too."""
+        rows, tokenizer = self.store.split(split).sequences["text"], self.store.tokenizer
+        return count_words(tokenizer.decode(rows[index].tolist()) for index in range(len(rows)))
+
+    def validate(self, model: nn.Module, split: str) -> dict[str, float]:
+        """Give the cross-entropy by token, without smoothing, and the perplexity by word."""
+        nll, tokens = self.nll(model, split)
+        return {"loss": nll / tokens, "perplexity": word_perplexity(nll, self.words(split))}
+
+    def save(self, model: nn.Module, folder: Path) -> None:
+        """Write the model and its tokenizer as a folder that `from_pretrained` reads."""
+        save_model(model, self.store.tokenizer, folder)

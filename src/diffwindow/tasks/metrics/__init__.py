@@ -1,0 +1,1 @@
+"""Scores: pure functions from what a model gave and what was right to numbers."""

@@ -1,0 +1,55 @@
+"""Which task a corpus is for, and the fields of a model that a corpus decides."""
+
+from dataclasses import fields
+from typing import Any
+
+from diffwindow.data.store import Store
+from diffwindow.models.classifier import ClassifierConfig
+from diffwindow.models.config import ModelConfig
+from diffwindow.models.language_model import LanguageModelConfig
+from diffwindow.models.translator import TranslatorConfig
+from diffwindow.tasks.classification import Classification
+from diffwindow.tasks.language_modeling import LanguageModeling
+from diffwindow.tasks.options import TaskOptions
+from diffwindow.tasks.translation import Translation
+
+AnyTask = Translation | Classification | LanguageModeling
+TASKS: dict[str, tuple[type[AnyTask], type[ModelConfig]]] = {
+    "translation": (Translation, TranslatorConfig),
+    "classification": (Classification, ClassifierConfig),
+    "lm": (LanguageModeling, LanguageModelConfig),
+}
+
+
+def corpus_fields(store: Store) -> dict[str, int]:
+    """Give the fields of a model's config that its corpus decides: the vocabulary, the number of classes."""
+    decided = {"vocab_size": store.tokenizer.vocab_size}
+    if store.task == "classification":
+        labels = [int(split.columns["label"].max()) for split in store.splits.values()]
+        decided["num_classes"] = max(labels) + 1
+    return decided
+
+
+def model_config(store: Store, settings: dict[str, Any]) -> ModelConfig:
+    """Make the config of the store's model: `settings`, and what the corpus decides."""
+    _, config = TASKS[store.task]
+    return config.read(settings | corpus_fields(store))
+
+
+def task_of(store: Store, config: ModelConfig, options: TaskOptions | None = None) -> AnyTask:
+    """Make the task of a store; a model or an option that is not for it is an error."""
+    kind, config_kind = TASKS[store.task]
+    if not isinstance(config, config_kind):
+        raise ValueError(f"{store.folder} is for {store.task}, which a {type(config).__name__} cannot do")
+    if config.vocab_size != store.tokenizer.vocab_size:
+        raise ValueError(
+            f"the model has a vocabulary of {config.vocab_size:,}, but that of {store.folder} has "
+            f"{store.tokenizer.vocab_size:,}; use the corpus that the model was made for"
+        )
+    given = (options or TaskOptions()).model_dump(exclude_defaults=True)
+    known = {field.name for field in fields(kind)}
+    for name in given:
+        if name not in known:
+            raise ValueError(f"{name}={given[name]} is not an option of {store.task}")
+    task: AnyTask = kind(store, config, **given)  # type: ignore[arg-type]
+    return task

@@ -1,0 +1,73 @@
+"""Translation: sentence pairs of a store, and a Translator for them."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from diffwindow.data.collate import collate, shift_right
+from diffwindow.data.store import Store
+from diffwindow.data.tokenizer import PAD
+from diffwindow.models.translator import Translator, TranslatorConfig
+from diffwindow.tasks.batch import TensorBatch, evaluating, sweep
+from diffwindow.tasks.folder import save_model
+from diffwindow.tasks.task import Loss
+
+
+@dataclass(frozen=True)
+class TranslationBatch(TensorBatch):
+    """Sources, targets from their beginning (1) on, and labels, the token after each; units are labels."""
+
+    source: Int[Tensor, "b n"]
+    target: Int[Tensor, "b t"]
+    labels: Int[Tensor, "b t"]
+
+
+@dataclass(frozen=True)
+class Translation:
+    """A parallel corpus and the model that translates it."""
+
+    store: Store
+    config: TranslatorConfig
+    label_smoothing: float = 0.0
+
+    def build_model(self) -> Translator:
+        """Make the model, freshly initialised."""
+        return Translator(self.config)
+
+    def lengths(self, split: str) -> list[np.ndarray]:
+        """Give the numbers of source and of target tokens."""
+        rows = self.store.split(split)
+        return [rows.lengths("source"), rows.lengths("target")]
+
+    def collate(self, split: str, indices: np.ndarray) -> TranslationBatch:
+        """Pad sentence pairs to a batch."""
+        rows = collate(self.store.split(split), indices)
+        labels = rows["target"]
+        return TranslationBatch(int((labels != PAD).sum()), rows["source"], shift_right(labels), labels)
+
+    def loss(self, model: nn.Module, batch: TranslationBatch) -> Loss:
+        """Give the label-smoothed cross-entropy of the labels."""
+        scored = cast(Translator, model).loss(
+            batch.source, batch.target, batch.labels, label_smoothing=self.label_smoothing
+        )
+        return Loss(scored.total, batch.units)
+
+    def validate(self, model: nn.Module, split: str) -> dict[str, float]:
+        """Give the loss of training, and the likelihood and perplexity by token, without smoothing."""
+        total = nll = units = 0.0
+        with evaluating(model) as device:
+            for _, batch in sweep(self, split, device):
+                scored = cast(Translator, model).loss(
+                    batch.source, batch.target, batch.labels, label_smoothing=self.label_smoothing
+                )
+                total, nll, units = total + float(scored.total), nll + float(scored.nll), units + batch.units
+        return {"loss": total / units, "nll": nll / units, "perplexity": math.exp(min(nll / units, 700.0))}
+
+    def save(self, model: nn.Module, folder: Path) -> None:
+        """Write the model and its tokenizer as a folder that `from_pretrained` reads."""
+        save_model(model, self.store.tokenizer, folder)

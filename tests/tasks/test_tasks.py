@@ -1,0 +1,111 @@
+"""What the training loop relies on, for all three tasks alike."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from diffwindow.data.tokenizer import BOS, EOS, PAD, Tokenizer
+from diffwindow.tasks.batch import sweep
+from diffwindow.tasks.options import TaskOptions
+from diffwindow.tasks.registry import model_config, task_of
+
+TINY = {"embed_dim": 32, "ffn_dim": 64, "num_heads": 2, "dropout": 0.0}
+
+
+def of(store, *, attention="Global", settings=None, **options):
+    layers = {"translation": {"encoder_layers": 1, "decoder_layers": 1}}.get(store.task, {"num_layers": 1})
+    config = model_config(store, TINY | layers | {"attention": attention} | (settings or {}))
+    return task_of(store, config, TaskOptions(**options))
+
+
+@pytest.fixture(params=["translation", "classification", "rows", "blocks"])
+def task(request, reorder_store, agreement_store, text_store):
+    return {
+        "translation": lambda: of(reorder_store, label_smoothing=0.1),
+        "classification": lambda: of(agreement_store),
+        "rows": lambda: of(text_store),
+        "blocks": lambda: of(text_store, block_size=64),
+    }[request.param]()
+
+
+def test_every_example_is_swept_once_and_batches_stay_within_the_limit(task):
+    lengths = task.lengths("valid")
+    swept = list(sweep(task, "valid", "cpu", max_tokens=500))
+    assert sorted(np.concatenate([indices for indices, _ in swept])) == list(range(len(lengths[0])))
+    for indices, _ in swept:
+        assert len(indices) * max(field[indices].max() for field in lengths) <= 500
+
+
+def test_the_loss_is_a_sum_over_units(task):
+    """Two halves of a batch sum to the whole: accumulation and ranks then lose nothing."""
+    torch.manual_seed(0)
+    model = task.build_model().double()
+    indices = np.arange(12)
+    whole = task.loss(model, task.collate("train", indices))
+    halves = [task.loss(model, task.collate("train", part)) for part in (indices[:5], indices[5:])]
+    assert whole.units == sum(half.units for half in halves)
+    assert whole.units == task.collate("train", indices).units
+    torch.testing.assert_close(whole.total, halves[0].total + halves[1].total)
+
+
+def test_validation_is_the_mean_over_units_in_evaluation_mode(task):
+    torch.manual_seed(0)
+    model = task.build_model().train()
+    found = task.validate(model, "valid")
+    assert model.training
+    model.eval()
+    total = [task.loss(model, batch) for _, batch in sweep(task, "valid", "cpu", max_tokens=300)]
+    mean = sum(part.total.item() for part in total) / sum(part.units for part in total)
+    assert found["loss"] == pytest.approx(mean, rel=1e-5)
+    assert all(math.isfinite(value) for value in found.values())
+
+
+def test_saved_folder_has_weights_config_and_tokenizer(task, tmp_path):
+    model = task.build_model()
+    task.save(model, tmp_path / "model")
+    weights = load_file(tmp_path / "model/model.safetensors")
+    assert all(torch.equal(weights[name], value) for name, value in model.state_dict().items())
+    assert type(task.config).read(json.loads((tmp_path / "model/config.json").read_text())) == task.config
+    tokenizer = Tokenizer.load(tmp_path / "model/tokenizer.json")
+    assert tokenizer.vocab_size == task.store.tokenizer.vocab_size
+
+
+def test_translation_labels_are_the_token_after_each_target(reorder_store):
+    batch = of(reorder_store).collate("train", np.array([0, 1, 2]))
+    assert batch.target[:, 0].tolist() == [BOS] * 3
+    assert torch.equal(batch.target[:, 1:], batch.labels[:, :-1])
+    for row, source in zip(batch.labels, batch.source, strict=True):
+        assert row[row != PAD][-1] == EOS
+        assert source[source != PAD][-1] == EOS
+
+
+def test_blocks_predict_every_token_of_the_stream_once(text_store):
+    task = of(text_store, block_size=37)
+    stream = text_store.split("test").stream("text")
+    batch = task.collate("test", np.arange(len(task.lengths("test")[0])))
+    assert batch.labels[batch.labels != PAD].tolist() == stream.tolist()
+    assert batch.tokens[0, 0] == BOS
+    assert batch.tokens.flatten()[1 : len(stream)].tolist() == stream[:-1].tolist()
+    assert sum(task.lengths("test")[0]) == len(stream)
+
+
+def test_only_the_first_tokens_of_a_long_text_are_read(agreement_store):
+    task = of(agreement_store, max_length=5)
+    assert task.lengths("train")[0].max() == 5
+    assert task.collate("train", np.arange(20)).tokens.shape == (20, 5)
+
+
+def test_wrong_options_models_and_vocabularies_are_refused(agreement_store, reorder_store):
+    with pytest.raises(ValueError, match="block_size=8 is not an option of classification"):
+        of(agreement_store, block_size=8)
+    with pytest.raises(ValueError, match="is for translation, which a ClassifierConfig cannot do"):
+        task_of(reorder_store, of(agreement_store).config)
+    other = of(agreement_store).config.model_copy(update={"vocab_size": 7})
+    with pytest.raises(ValueError, match=r"has a vocabulary of 7, but that of .* has"):
+        task_of(agreement_store, other)
+    with pytest.raises(ValueError, match="did you mean 'num_heads'"):
+        model_config(agreement_store, {"num_head": 2})

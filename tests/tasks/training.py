@@ -1,0 +1,24 @@
+"""The barest training loop, so that tasks are tested by themselves."""
+
+import torch
+
+from diffwindow.data.batching import TokenBatches
+
+
+def trained(task, *, updates, rate=1e-3, max_tokens=2048, seed=0):
+    """Train a fresh model with Adam at a constant rate; give it and the loss by unit of each update."""
+    torch.manual_seed(seed)
+    model = task.build_model()
+    optimizer = torch.optim.Adam(model.parameters(), lr=rate)
+    batches, losses = TokenBatches(task.lengths("train"), max_tokens=max_tokens, seed=seed), []
+    while len(losses) < updates:
+        for indices in batches:
+            batch = task.collate("train", indices)
+            loss = task.loss(model, batch)
+            optimizer.zero_grad()
+            (loss.total / loss.units).backward()
+            optimizer.step()
+            losses.append(loss.total.item() / loss.units)
+            if len(losses) == updates:
+                break
+    return model, losses
