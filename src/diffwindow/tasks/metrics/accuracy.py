@@ -25,8 +25,9 @@ def accuracy(correct: int, total: int, *, confidence: float = 0.95) -> Accuracy:
 
     (p + z²/2n ± z √(p(1 − p)/n + z²/4n²)) / (1 + z²/n), which also holds near 0 and 1.
 
-    >>> accuracy(50, 100)
-    Accuracy(value=0.5, low=0.4038..., high=0.5961..., correct=50, total=100)
+    >>> found = accuracy(50, 100)
+    >>> found.value, round(found.low, 4), round(found.high, 4)
+    (0.5, 0.4038, 0.5962)
     """
     if not 0 <= correct <= total or total == 0:
         raise ValueError(f"{correct} right answers of {total} have no accuracy")
