@@ -15,7 +15,6 @@ from diffwindow.data.collate import collate
 from diffwindow.data.store import Store
 from diffwindow.models.classifier import Classifier, ClassifierConfig
 from diffwindow.tasks.batch import TensorBatch, evaluating, sweep
-from diffwindow.tasks.folder import save_model
 from diffwindow.tasks.task import Loss
 
 
@@ -87,4 +86,4 @@ class Classification:
 
     def save(self, model: nn.Module, folder: Path) -> None:
         """Write the model and its tokenizer as a folder that `from_pretrained` reads."""
-        save_model(model, self.store.tokenizer, folder)
+        cast(Classifier, model).save_pretrained(folder, self.store.tokenizer)

@@ -13,7 +13,6 @@ from diffwindow.data.store import Store
 from diffwindow.data.tokenizer import PAD
 from diffwindow.models.language_model import LanguageModel, LanguageModelConfig
 from diffwindow.tasks.batch import TensorBatch, evaluating, sweep
-from diffwindow.tasks.folder import save_model
 from diffwindow.tasks.metrics.perplexity import count_words, word_perplexity
 from diffwindow.tasks.task import Loss
 
@@ -90,4 +89,4 @@ class LanguageModeling:
 
     def save(self, model: nn.Module, folder: Path) -> None:
         """Write the model and its tokenizer as a folder that `from_pretrained` reads."""
-        save_model(model, self.store.tokenizer, folder)
+        cast(LanguageModel, model).save_pretrained(folder, self.store.tokenizer)

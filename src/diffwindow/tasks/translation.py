@@ -14,7 +14,6 @@ from diffwindow.data.store import Store
 from diffwindow.data.tokenizer import PAD
 from diffwindow.models.translator import Translator, TranslatorConfig
 from diffwindow.tasks.batch import TensorBatch, evaluating, sweep
-from diffwindow.tasks.folder import save_model
 from diffwindow.tasks.task import Loss
 
 
@@ -70,4 +69,4 @@ class Translation:
 
     def save(self, model: nn.Module, folder: Path) -> None:
         """Write the model and its tokenizer as a folder that `from_pretrained` reads."""
-        save_model(model, self.store.tokenizer, folder)
+        cast(Translator, model).save_pretrained(folder, self.store.tokenizer)
