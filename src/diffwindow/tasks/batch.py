@@ -12,8 +12,6 @@ from torch import Tensor, nn
 from diffwindow.data.batching import TokenBatches
 from diffwindow.tasks.task import B, Task
 
-EVALUATION_TOKENS = 8192
-
 
 @dataclass(frozen=True)
 class TensorBatch:
@@ -28,9 +26,7 @@ class TensorBatch:
         return replace(self, **moved)
 
 
-def sweep(
-    task: Task[B], split: str, device: str, *, max_tokens: int = EVALUATION_TOKENS
-) -> Iterator[tuple[np.ndarray, B]]:
+def sweep(task: Task[B], split: str, device: str, *, max_tokens: int) -> Iterator[tuple[np.ndarray, B]]:
     """Give every example of a split once, shortest first, as (indices, batch); none is too long."""
     lengths = task.lengths(split)
     longest = max(int(field.max(initial=0)) for field in lengths)

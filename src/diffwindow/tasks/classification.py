@@ -41,6 +41,7 @@ class Classification:
     store: Store
     config: ClassifierConfig
     label_smoothing: float = 0.0
+    valid_tokens: int = 4096
     max_length: int | None = None
 
     def build_model(self) -> Classifier:
@@ -72,7 +73,7 @@ class Classification:
         rows = len(self.store.split(split))
         found = Predictions(np.zeros(rows, np.int64), np.zeros(rows))
         with evaluating(model) as device:
-            for indices, batch in sweep(self, split, device):
+            for indices, batch in sweep(self, split, device, max_tokens=self.valid_tokens):
                 log_probs = torch.log_softmax(cast(Classifier, model)(batch.tokens).float(), dim=-1)
                 found.labels[indices] = log_probs.argmax(-1).cpu().numpy()
                 found.nll[indices] = -log_probs.gather(-1, batch.labels[:, None]).squeeze(-1).cpu().numpy()

@@ -36,6 +36,7 @@ class LanguageModeling:
     store: Store
     config: LanguageModelConfig
     label_smoothing: float = 0.0
+    valid_tokens: int = 4096
     block_size: int | None = None
 
     def build_model(self) -> LanguageModel:
@@ -72,7 +73,7 @@ class LanguageModeling:
         """Give −log p of a split's text, and the number of its tokens."""
         nll, units = 0.0, 0
         with evaluating(model) as device:
-            for _, batch in sweep(self, split, device):
+            for _, batch in sweep(self, split, device, max_tokens=self.valid_tokens):
                 scored = cast(LanguageModel, model).loss(batch.tokens, batch.labels)
                 nll, units = nll + float(scored.nll), units + batch.units
         return nll, units

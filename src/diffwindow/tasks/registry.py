@@ -10,7 +10,7 @@ from diffwindow.models.language_model import LanguageModelConfig
 from diffwindow.models.translator import TranslatorConfig
 from diffwindow.tasks.classification import Classification
 from diffwindow.tasks.language_modeling import LanguageModeling
-from diffwindow.tasks.options import TaskOptions
+from diffwindow.tasks.task import TaskOptions
 from diffwindow.tasks.translation import Translation
 
 AnyTask = Translation | Classification | LanguageModeling
@@ -46,7 +46,9 @@ def task_of(store: Store, config: ModelConfig, options: TaskOptions | None = Non
             f"the model has a vocabulary of {config.vocab_size:,}, but that of {store.folder} has "
             f"{store.tokenizer.vocab_size:,}; use the corpus that the model was made for"
         )
-    given = (options or TaskOptions()).model_dump(exclude_defaults=True)
+    given = (options or TaskOptions()).model_dump(
+        include=set(TaskOptions.model_fields), exclude_defaults=True
+    )
     known = {field.name for field in fields(kind)}
     for name in given:
         if name not in known:

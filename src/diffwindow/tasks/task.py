@@ -9,15 +9,17 @@ from torch import Tensor, nn
 
 
 class TaskOptions(BaseModel):
-    """Settings that change the loss or the examples, not the model; a task reads those that it has a use for.
+    """Settings that change the loss or the examples, not the model; one that is not for the task is an error.
 
     `block_size` cuts a language model's running text into blocks; without it, each line is an example.
+    `max_length` lets a classifier read only the first tokens of a text; without it, it reads all.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     label_smoothing: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
     block_size: Annotated[int, Field(ge=1)] | None = None
+    max_length: Annotated[int, Field(ge=1)] | None = None
     valid_tokens: Annotated[int, Field(ge=1)] = 4096
 
 

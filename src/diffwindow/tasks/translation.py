@@ -33,6 +33,7 @@ class Translation:
     store: Store
     config: TranslatorConfig
     label_smoothing: float = 0.0
+    valid_tokens: int = 4096
 
     def build_model(self) -> Translator:
         """Make the model, freshly initialised."""
@@ -60,7 +61,7 @@ class Translation:
         """Give the loss of training, and the likelihood and perplexity by token, without smoothing."""
         total = nll = units = 0.0
         with evaluating(model) as device:
-            for _, batch in sweep(self, split, device):
+            for _, batch in sweep(self, split, device, max_tokens=self.valid_tokens):
                 scored = cast(Translator, model).loss(
                     batch.source, batch.target, batch.labels, label_smoothing=self.label_smoothing
                 )
