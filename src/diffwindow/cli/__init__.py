@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from diffwindow.cli import data, model
+from diffwindow.cli import data, model, train
 from diffwindow.cli.errors import spoken
 
 app = typer.Typer(
@@ -15,6 +15,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("describe")(model.describe)
+app.command("train")(train.train)
+app.command("average")(train.average)
+app.command("list")(train.list_presets)
 app.command("prepare")(data.prepare)
 app.add_typer(data.app, name="data")
 

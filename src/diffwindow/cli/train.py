@@ -1,0 +1,121 @@
+"""The verbs `train`, `average` and `list`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+class Resume(StrEnum):
+    """What to do in a folder that holds a run."""
+
+    auto = "auto"
+    never = "never"
+
+
+def train(
+    preset: Annotated[
+        str, typer.Argument(help="A preset of `diffwindow list`, a YAML file, or a run to go on with.")
+    ],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[key=value]…", help="Settings, as train.max_updates=1000.")
+    ] = None,
+    attention: Annotated[
+        str | None, typer.Option(help='Which layer gets which attention, as "Enc(AW)-Cr(AW,Seg)-Dec(MW)".')
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="A prepared corpus, or a folder with its raw files.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The run folder; runs/… by default.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of weights, batches and dropout.")] = None,
+    resume: Annotated[
+        Resume,
+        typer.Option(help="auto goes on from the newest checkpoint; never refuses a folder with a run."),
+    ] = Resume.auto,
+    virtual_gpus: Annotated[
+        int | None,
+        typer.Option(min=1, help="Batches an update, over all processes: 8 is the paper's 8 GPUs."),
+    ] = None,
+) -> None:
+    """Train a model in a run folder; the same command goes on where it stopped.
+
+    Several processes: torchrun --nproc-per-node 2 -m diffwindow train …
+    """
+    from diffwindow.cli.progress import shown
+    from diffwindow.training.guards import Interrupted, TrainingError
+    from diffwindow.training.settings import resolve
+    from diffwindow.training.train import train as run
+
+    flags: dict[str, Any] = {"attention": attention, "train.seed": seed}
+    flags["data.path"] = str(data.resolve()) if data else None
+    flags["train.accumulate"] = _per_process(virtual_gpus) if virtual_gpus else None
+    config = resolve(
+        preset, overrides or (), {name: value for name, value in flags.items() if value is not None}
+    )
+    if config.data.path is None and (known := os.environ.get("DIFFWINDOW_DATA")):
+        config = config.with_data(known)
+    folder = out or (
+        Path(preset)
+        if Path(preset).is_dir()
+        else default_folder(config.name, config.attention, config.train.seed)
+    )
+    try:
+        with shown() as progress:
+            run(config, folder, resume=resume is Resume.auto, progress=progress)
+    except TrainingError as error:
+        print(f"diffwindow: {error}", file=sys.stderr)
+        raise typer.Exit(1) from error
+    except Interrupted as interruption:
+        if os.environ.get("RANK", "0") == "0":
+            print(f"diffwindow: {interruption}", file=sys.stderr)
+        raise typer.Exit(interruption.code) from None
+    except KeyboardInterrupt:
+        print("diffwindow: interrupted; the same command goes on", file=sys.stderr)
+        raise typer.Exit(130) from None
+
+
+def default_folder(name: str, attention: str, seed: int) -> Path:
+    """Give the run folder of an experiment.
+
+    >>> default_folder("sst2", "Enc(AW,Seg)", 1).as_posix()
+    'runs/sst2-Enc(AW,Seg)-seed1'
+    """
+    return Path("runs") / f"{name}-{attention}-seed{seed}"
+
+
+def _per_process(virtual_gpus: int) -> int:
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    if virtual_gpus % processes:
+        raise ValueError(f"--virtual-gpus {virtual_gpus} is not a multiple of the {processes} processes")
+    return virtual_gpus // processes
+
+
+def average(
+    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    last: Annotated[int, typer.Option(min=1, help="How many of the last checkpoints.")] = 5,
+    out: Annotated[Path | None, typer.Option(help="Where to write the model; RUN/model by default.")] = None,
+) -> None:
+    """Average the last checkpoints of a run to a model folder."""
+    from diffwindow.training.average import average_run
+
+    updates = average_run(run, last, out or run / "model")
+    print(f"{out or run / 'model'}: the average of updates {', '.join(map(str, updates))}")
+
+
+def list_presets() -> None:
+    """List the presets: task, corpus, model, updates."""
+    from diffwindow.training.presets import NAMES
+    from diffwindow.training.settings import resolve
+
+    for name in NAMES:
+        config = resolve(name)
+        batches = f"{config.train.accumulate} x " if config.train.accumulate > 1 else ""
+        print(
+            f"{name:16} {config.task.kind:14} {config.train.max_updates:>7,} updates of {batches}"
+            f"{config.train.max_tokens:,} tokens; width {config.model['embed_dim']}"
+        )

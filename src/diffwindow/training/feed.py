@@ -1,0 +1,84 @@
+"""Batches for the loop, collated ahead by a thread."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Generic, Self
+
+import numpy as np
+
+from diffwindow.data.batching import TokenBatches
+from diffwindow.tasks.task import B, Task
+from diffwindow.training.distributed import World
+
+AHEAD = 3
+
+
+@dataclass(frozen=True)
+class Step(Generic[B]):
+    """The batches of an update that are this process's, their rows, and the sampler's state after it."""
+
+    batches: list[B]
+    rows: list[np.ndarray]
+    state: dict[str, int]
+
+
+class Feed(Generic[B]):
+    """Yield the steps of a run without end.
+
+    Every process walks the same sequence of batches and collates each `world.size`-th, so that an update is
+    the same set of batches however many processes share it, and one state serves them all.
+    """
+
+    def __init__(self, task: Task[B], sampler: TokenBatches, world: World, accumulate: int) -> None:
+        if not len(sampler.kept):
+            raise ValueError("no training example fits train.max_tokens; raise it")
+        self._task = task
+        self._sampler = sampler
+        self._world = world
+        self._count = world.size * accumulate
+        self._ready: queue.Queue[Step[B] | BaseException] = queue.Queue(AHEAD)
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="batches", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._closed.set()
+        self._thread.join()
+
+    def __next__(self) -> Step[B]:
+        found = self._ready.get()
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    def _work(self) -> None:
+        try:
+            indices = self._endless()
+            while not self._closed.is_set():
+                rows = [next(indices) for _ in range(self._count)][self._world.rank :: self._world.size]
+                batches = [self._task.collate("train", chosen) for chosen in rows]
+                self._put(Step(batches, rows, self._sampler.state()))
+        except BaseException as error:  # told to the loop, which raises it
+            self._put(error)
+
+    def _endless(self) -> Iterator[np.ndarray]:
+        while True:
+            yield from self._sampler
+
+    def _put(self, item: Step[B] | BaseException) -> None:
+        while not self._closed.is_set():
+            try:
+                self._ready.put(item, timeout=0.2)
+                return
+            except queue.Full:
+                continue

@@ -1,0 +1,86 @@
+"""What a run writes down: records that a resumed run repeats to the letter, and timings apart."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from torch.utils.tensorboard import SummaryWriter
+
+LOG = "log.jsonl"
+TIMING = "timing.jsonl"
+TENSORBOARD = "tensorboard"
+Record = dict[str, Any]
+
+
+class Lines:
+    """A file of JSON lines that can be cut back to a position."""
+
+    def __init__(self, path: Path, position: int) -> None:
+        self._file = path.open("ab")
+        if self._file.tell() < position:
+            raise ValueError(f"{path} has lost its end: {self._file.tell()} bytes of {position}; restore it")
+        self._file.truncate(position)
+
+    def write(self, record: Record) -> None:
+        """Append a record, visible to readers at once."""
+        self._file.write((json.dumps(record) + "\n").encode())
+        self._file.flush()
+
+    def position(self) -> int:
+        """Flush to disk, and give the size."""
+        os.fsync(self._file.fileno())
+        return self._file.tell()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class Journal:
+    """The logs of a run folder: `log.jsonl`, `timing.jsonl` and TensorBoard's events."""
+
+    def __init__(self, folder: Path, positions: dict[str, int] | None = None, update: int = 0) -> None:
+        positions = positions or {LOG: 0, TIMING: 0}
+        self._lines = {name: Lines(folder / name, positions[name]) for name in (LOG, TIMING)}
+        self._events = SummaryWriter(str(folder / TENSORBOARD), purge_step=update + 1 if update else None)
+
+    def train(self, update: int, values: Record) -> None:
+        """Write what an update gave."""
+        self._write(LOG, update, "train", values)
+
+    def valid(self, update: int, values: Record) -> None:
+        """Write the metrics of a validation."""
+        self._write(LOG, update, "valid", values)
+
+    def final(self, update: int, values: Record) -> None:
+        """Write the metrics of the final model."""
+        self._write(LOG, update, "final", values)
+
+    def timing(self, update: int, values: Record) -> None:
+        """Write how fast the run goes; kept apart, because no two runs agree on it."""
+        self._write(TIMING, update, "speed", values)
+
+    def positions(self) -> dict[str, int]:
+        """Flush to disk, and give where each file ends."""
+        return {name: lines.position() for name, lines in self._lines.items()}
+
+    def close(self) -> None:
+        """Close all files."""
+        self._events.close()
+        for lines in self._lines.values():
+            lines.close()
+
+    def _write(self, file: str, update: int, kind: str, values: Record) -> None:
+        self._lines[file].write({"update": update, "kind": kind, **values})
+        for name, value in values.items():
+            if isinstance(value, int | float):
+                self._events.add_scalar(f"{kind}/{name}", value, update)
+
+
+def read_records(path: Path) -> list[Record]:
+    """Read a log; a last line that was cut short is left out."""
+    lines = path.read_bytes().split(b"\n")[:-1]
+    return [json.loads(line) for line in lines]

@@ -1,0 +1,54 @@
+"""Adam for a model, and its state as named tensors, so that a checkpoint needs no pickle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Adam, AdamW
+
+from diffwindow.training.config import TrainConfig
+
+
+def make_optimizer(model: nn.Module, config: TrainConfig) -> Adam:
+    """Make Adam, or with weight decay AdamW, which leaves vectors (biases, norms) alone."""
+    matrices = [p for p in model.parameters() if p.requires_grad and p.dim() > 1]
+    vectors = [p for p in model.parameters() if p.requires_grad and p.dim() <= 1]
+    groups = [
+        {"params": matrices, "weight_decay": config.weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+    fused = all(p.device.type in ("cpu", "cuda") for p in model.parameters())
+    kind = AdamW if config.weight_decay else Adam
+    return kind(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=fused)
+
+
+def set_rate(optimizer: Adam, rate: float) -> None:
+    """Set the learning rate of the next step."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+
+
+def state_tensors(optimizer: Adam, model: nn.Module) -> dict[str, Tensor]:
+    """Give the moments and steps by parameter, as `weight/exp_avg`."""
+    return {
+        f"{name}/{key}": value
+        for name, parameter in model.named_parameters()
+        for key, value in optimizer.state.get(parameter, {}).items()
+    }
+
+
+def load_state_tensors(optimizer: Adam, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Put back what `state_tensors` gave."""
+    for name, parameter in model.named_parameters():
+        found = {
+            key.removeprefix(f"{name}/"): value
+            for key, value in tensors.items()
+            if key.startswith(f"{name}/")
+        }
+        if found:
+            optimizer.state[parameter] = {
+                key: value.to(parameter.device, torch.float32 if key == "step" else parameter.dtype)
+                for key, value in found.items()
+            }

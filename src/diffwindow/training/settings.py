@@ -1,0 +1,183 @@
+"""From a preset or a YAML file and `key=value` overrides to a Config; a mistake is named with its place."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from diffwindow.tasks.registry import TASKS
+from diffwindow.training.config import Config
+from diffwindow.training.presets import preset
+
+RUN_CONFIG = "run.json"
+Keys = tuple[str, ...]
+
+
+@dataclass
+class Layers:
+    """Nested settings under construction, and where each was said."""
+
+    values: dict[str, Any]
+    places: dict[Keys, str] = field(default_factory=dict)
+
+    def put(self, path: Keys, value: Any, place: str) -> None:
+        """Set one value, making the sections on its way."""
+        section = self.values
+        for depth, name in enumerate(path[:-1], 1):
+            section = section.setdefault(name, {})
+            if not isinstance(section, dict):
+                raise ValueError(f"{place}: {'.'.join(path[:depth])} is a value, not a section")
+        section[path[-1]] = value
+        self.places[path] = place
+
+    def place(self, path: Keys) -> str:
+        """Say where a setting, or the nearest section around it, was said."""
+        for depth in range(len(path), 0, -1):
+            if path[:depth] in self.places:
+                return self.places[path[:depth]]
+        inside = [place for said, place in self.places.items() if said[: len(path)] == path]
+        return inside[0] if inside else "the settings"
+
+
+def resolve(source: str, overrides: Iterable[str] = (), flags: Mapping[str, Any] | None = None) -> Config:
+    """Give the settings of a preset or YAML file, then `key=value` overrides, then command-line flags.
+
+    >>> resolve("agreement", ["train.max_updates=50"], {"train.seed": 7}).train.max_updates
+    50
+    """
+    layers = _base(source)
+    for text in overrides:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise ValueError(f"{text!r} is not key=value, as in train.max_updates=100")
+        layers.put(tuple(key.split(".")), _scalar(value, text), text)
+    for key, value in (flags or {}).items():
+        layers.put(tuple(key.split(".")), value, key)
+    return _checked(layers)
+
+
+def read_config(values: dict[str, Any], place: str) -> Config:
+    """Check settings that were written by a run."""
+    return _checked(Layers(values, {(name,): place for name in values}))
+
+
+def _base(source: str) -> Layers:
+    """Read a YAML file, the settings of a run folder, or a preset."""
+    if source.endswith((".yaml", ".yml")):
+        return _from_file(Path(source))
+    saved = Path(source) / RUN_CONFIG
+    return (
+        Layers(json.loads(saved.read_text(encoding="utf-8"))) if saved.is_file() else Layers(preset(source))
+    )
+
+
+def _scalar(text: str, whole: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ValueError(f"{whole!r}: the value is not valid YAML; quote it") from None
+
+
+def _from_file(path: Path) -> Layers:
+    """Read a YAML file; its `preset` key, if any, names what it changes."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        root = yaml.compose(text)
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f"{path}:{mark.line + 1}" if mark else str(path)
+        raise ValueError(f"{place}: not valid YAML: {getattr(error, 'problem', error)}") from None
+    if not isinstance(root, yaml.MappingNode):
+        raise ValueError(f"{path}: settings are sections of `key: value`, as in train:\\n  max_updates: 100")
+    leaves = list(_leaves(root, ()))
+    base = next((str(value) for said, value, _ in leaves if said == ("preset",)), None)
+    layers = Layers(preset(base) if base else {"name": path.stem})
+    for said, value, line in leaves:
+        if said != ("preset",):
+            layers.put(said, value, f"{path}:{line}")
+    return layers
+
+
+def _leaves(section: yaml.MappingNode, path: Keys) -> Iterator[tuple[Keys, Any, int]]:
+    """Yield path, value and line of everything in a YAML tree that is not itself a section."""
+    for key, value in section.value:
+        name = (*path, str(key.value))
+        if isinstance(value, yaml.MappingNode):
+            yield from _leaves(value, name)
+        else:
+            yield name, yaml.SafeLoader("").construct_object(value, deep=True), key.start_mark.line + 1
+
+
+def _checked(layers: Layers) -> Config:
+    try:
+        config = Config.model_validate(layers.values)
+    except ValidationError as error:
+        raise ValueError(_sentence(error, layers)) from None
+    _, model_config = TASKS[config.task.kind]
+    try:
+        # the corpus decides the vocabulary; any number shows whether the rest fits together
+        model_config.read({"vocab_size": 4, **config.model_settings})
+    except ValueError as error:
+        said = ("attention",) if ("attention",) in layers.places else ("model",)
+        raise ValueError(f"{layers.place(said)}: {error}") from None
+    return config
+
+
+def _sentence(error: ValidationError, layers: Layers) -> str:
+    """Say the first mistake: where it is, what it is, and the nearest right name."""
+    first = error.errors()[0]
+    path = tuple(str(part) for part in first["loc"] if not isinstance(part, int))
+    name = ".".join(path)
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "extra_forbidden":
+        return f"{layers.place(path)}: there is no setting {name!r}; {_nearest(path)}"
+    if first["type"] == "missing":
+        return f"{layers.place(path)}: the setting {name!r} is missing"
+    if first["type"] == "value_error":
+        return f"{layers.place(path)}: {message}"
+    return f"{layers.place(path)}: {name}={first['input']!r}: {message}"
+
+
+def _nearest(path: Keys) -> str:
+    every = list(_names(Config))
+    name = ".".join(path)
+    near = difflib.get_close_matches(name, every, n=1, cutoff=0.6)
+    # a right name in the wrong section
+    same = [other for other in every if other.split(".")[-1] == path[-1]]
+    if same or near:
+        return f"did you mean {(same or near)[0]!r}?"
+    section = ".".join(path[:-1])
+    inside = [other for other in every if other.rpartition(".")[0] == section]
+    return f"{section or 'the top level'} has {', '.join(other.rpartition('.')[2] for other in inside)}"
+
+
+def _names(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    for name, info in model.model_fields.items():
+        yield prefix + name
+        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
+            yield from _names(info.annotation, f"{prefix}{name}.")
+
+
+def differences(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:
+    """Give the settings that differ, by name: what they were and what they are."""
+    before, after = _flat(old.model_dump()), _flat(new.model_dump())
+    names = [*before, *(name for name in after if name not in before)]
+    return {
+        name: (before.get(name), after.get(name)) for name in names if before.get(name) != after.get(name)
+    }
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return flat

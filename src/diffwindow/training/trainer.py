@@ -1,0 +1,272 @@
+"""Trainer: update, log, validate, save, until done; the same from any checkpoint as without one."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+from typing import Generic
+
+import torch
+from torch import nn
+
+from diffwindow.data.batching import TokenBatches
+from diffwindow.tasks.task import B, Task
+from diffwindow.training.checkpoint import read_checkpoint, write_checkpoint
+from diffwindow.training.config import TrainConfig
+from diffwindow.training.curves import CURVES, draw_curves
+from diffwindow.training.distributed import World
+from diffwindow.training.feed import Feed, Step
+from diffwindow.training.guards import (
+    Interrupted,
+    Stop,
+    TrainingError,
+    catching_signals,
+    explained,
+    is_lost_peer,
+)
+from diffwindow.training.logs import LOG, Journal, read_records
+from diffwindow.training.rng import seed_everything
+from diffwindow.training.schedule import learning_rate
+from diffwindow.training.screen import Screen
+from diffwindow.training.shelf import Shelf
+from diffwindow.training.state import TrainState, load_weights, restored
+from diffwindow.training.updater import Updater
+
+MODEL = "model"
+# on a GPU, asking all processes whether a signal came waits for the device
+ASK_EVERY = {"cpu": 1}
+
+
+class Trainer(Generic[B]):
+    """Train a task's model in a run folder.
+
+    A checkpoint holds the whole state and every batch has its own seed: where a run was cut leaves no trace.
+    """
+
+    def __init__(
+        self, task: Task[B], config: TrainConfig, folder: Path, world: World, screen: Screen
+    ) -> None:
+        self._task = task
+        self._config = config
+        self._folder = folder
+        self._world = world
+        self._screen = screen
+        self._shelf = Shelf(folder / "checkpoints")
+        self._best_shelf = Shelf(folder / "best")
+        seed_everything(config.seed)
+        self._updater = Updater(task, task.build_model().to(world.device), config, world)
+        self._sampler = TokenBatches(
+            task.lengths("train"),
+            max_tokens=config.max_tokens,
+            max_rows=config.max_rows,
+            seed=config.seed,
+            too_long=config.too_long,
+        )
+        self._state = TrainState(self._sampler.state())
+        # only rank 0 has one
+        self._journal: Journal | None = None
+        self._clock = 0.0
+
+    @property
+    def _model(self) -> nn.Module:
+        return self._updater.model
+
+    @property
+    def _done(self) -> bool:
+        """Say whether all updates are made, or validations have stopped getting better."""
+        patience = self._config.patience
+        given_up = patience is not None and self._state.best.stale >= patience
+        return self._state.update >= self._config.max_updates or given_up
+
+    def fit(self) -> Path:
+        """Train to the end, from the newest checkpoint if there is one; give the final model's folder."""
+        with explained(self._config.max_tokens, self._shelf.last_good), catching_signals() as stop:
+            positions = self._restore()
+            if self._world.main:
+                self._journal = Journal(self._folder, positions, self._state.update)
+            try:
+                if not self._done:
+                    self._loop(stop)
+                if self._world.main:
+                    self._finish()
+                self._world.wait()
+                return self._folder / MODEL
+            finally:
+                if self._journal:
+                    self._journal.close()
+
+    def _loop(self, stop: Stop) -> None:
+        self._clock = time.perf_counter()
+        try:
+            with Feed(self._task, self._sampler, self._world, self._config.accumulate) as feed:
+                while not self._done:
+                    self._take(next(feed))
+                    self._obey(stop)
+        except RuntimeError as error:
+            if self._world.size == 1 or not is_lost_peer(error):
+                raise
+            # the optimizer has not moved since the last whole update: that state is worth saving
+            self._save()
+            raise TrainingError(
+                f"another process of the run ended ({str(error).splitlines()[0]}); {self._shelf.last_good()}"
+            ) from error
+
+    def _take(self, step: Step[B]) -> None:
+        """Make one update, and log, validate and save where it is time to."""
+        config, state = self._config, self._state
+        update = state.update + 1
+        logging = update % config.log_every == 0
+        self._model.train()
+        outcome = self._updater(update, step, measure=logging)
+        state.update, state.batches = update, step.state
+        state.skipped += outcome.skipped
+        state.pending.append(outcome)
+        self._screen.advance(update)
+        if logging:
+            self._log()
+        if config.valid_every and update % config.valid_every == 0:
+            self._validate()
+        if update % config.save_every == 0 or self._done:
+            self._save()
+            self._prune()
+
+    def _obey(self, stop: Stop) -> None:
+        """Save and stop if a signal asked any of the processes to."""
+        number = stop.signal
+        if self._world.size > 1:
+            if self._state.update % ASK_EVERY.get(self._world.device, 10):
+                return
+            asked = self._world.total(torch.tensor(float(number), device=self._world.device))
+            # a process that was not told yet stops with those that were
+            number = number or (int(signal.SIGTERM) if asked else 0)
+        if not number or self._done:
+            return
+        self._save()
+        self._draw()
+        raise Interrupted(
+            f"stopped by {signal.Signals(number).name} after update {self._state.update}, which is saved; "
+            f"go on with `diffwindow train {self._folder}`",
+            128 + number,
+        )
+
+    def _log(self) -> None:
+        """Write down the mean loss since the last log: where the loop waits for the device."""
+        state, update = self._state, self._state.update
+        self._check()
+        total, units = torch.stack([outcome.sums for outcome in state.pending]).sum(0).tolist()
+        norm = state.pending[-1].norm
+        state.pending = []
+        if self._journal is None:
+            return
+        loss = total / units if units else None
+        rate = learning_rate(update, self._config)
+        record = {"epoch": state.batches["epoch"], "loss": loss, "units": int(units), "lr": rate}
+        record |= {"grad_norm": None if norm is None else float(norm), "skipped": state.skipped}
+        self._journal.train(update, record)
+        now = time.perf_counter()
+        seconds, self._clock = now - self._clock, now
+        speed = {"updates_per_s": self._config.log_every / seconds, "units_per_s": units / seconds}
+        self._journal.timing(update, {"seconds": seconds, **speed})
+        left = (self._config.max_updates - update) / speed["updates_per_s"]
+        shown = f"loss {loss:.3f}" if loss is not None else "every update skipped"
+        pace = f"{speed['units_per_s']:,.0f} units/s  {speed['updates_per_s']:.1f} updates/s"
+        self._screen.show(update, f"{shown}  lr {rate:.2e}  {pace}  {_clock(left)} left")
+
+    def _check(self) -> None:
+        """Stop on a bad loss of the updates that nobody looked at yet."""
+        for outcome in self._state.pending:
+            problem = None if outcome.skipped or not outcome.rows else outcome.check(self._config.max_loss)
+            if problem:
+                raise TrainingError(f"{problem}; lower train.lr; {self._shelf.last_good()}")
+
+    def _validate(self) -> None:
+        """Let rank 0 measure the model, tell all the watched metric, and keep the best weights."""
+        update, value = self._state.update, 0.0
+        if self._journal is not None:
+            started = time.perf_counter()
+            metrics = self._task.validate(self._model, "valid")
+            if self._config.watch not in metrics:
+                raise ValueError(
+                    f"train.watch={self._config.watch}: a validation of this task gives {', '.join(metrics)}"
+                )
+            value = metrics[self._config.watch]
+            self._journal.valid(update, metrics)
+            self._screen.tell(f"update {update}: validation {_shown(metrics)}")
+            self._clock += time.perf_counter() - started
+        (value,) = self._world.shared([value])
+        best = self._state.best = self._state.best.after(update, value, self._config.watch)
+        if self._world.main and self._config.final == "best" and best.update == update:
+            self._best_shelf.save(update, self._save_model, {}, {"update": update})
+
+    def _save_model(self, folder: Path) -> None:
+        self._task.save(self._model, folder)
+
+    def _save(self) -> None:
+        """Write a checkpoint of everything, unless this update has one."""
+        if self._journal is None or self._state.update in self._shelf.updates():
+            return
+        self._check()
+        plain = self._state.plain(self._updater)
+        plain |= {"journal": self._journal.positions(), "batches_an_update": self._batches_an_update}
+        tensors = self._state.tensors(self._updater)
+        self._shelf.save(self._state.update, self._save_model, tensors, plain)
+
+    @property
+    def _batches_an_update(self) -> int:
+        return self._config.accumulate * self._world.size
+
+    def _prune(self) -> None:
+        if self._world.main:
+            self._shelf.prune(self._shelf.scheduled(self._config.save_every)[-self._config.keep_last :])
+            self._best_shelf.prune([self._state.best.update])
+
+    def _restore(self) -> dict[str, int] | None:
+        """Take up the newest good checkpoint; rank 0 finds it, all read it. Give where the logs were."""
+        found = self._shelf.newest(self._screen.tell) if self._world.main else None
+        (update,) = self._world.shared([-1.0 if found is None else float(found.state["update"])])
+        if update < 0:
+            return None
+        checkpoint = found or read_checkpoint(self._shelf.path(int(update)))
+        saved = checkpoint.state["batches_an_update"]
+        if saved != self._batches_an_update:
+            raise ValueError(
+                f"{self._folder} makes updates of {saved} batches, but {self._world.size} processes with "
+                f"train.accumulate={self._config.accumulate} make others; change train.accumulate"
+            )
+        self._state = restored(checkpoint, self._updater, self._world.device)
+        self._sampler.load_state(self._state.batches)
+        self._screen.tell(f"going on from update {self._state.update} ({checkpoint.folder})")
+        return dict(checkpoint.state["journal"])
+
+    def _finish(self) -> None:
+        """Write the final model: the last, the best or the average of the last checkpoints."""
+        config, best = self._config, self._state.best
+        origin = f"of update {self._state.update}"
+        if config.final == "average":
+            updates = self._shelf.scheduled(config.save_every)[-config.average_last :]
+            self._model.load_state_dict(self._shelf.average(updates))
+            origin = f"the average of updates {', '.join(map(str, updates))}"
+        elif config.final == "best" and best.value is not None:
+            load_weights(self._model, read_checkpoint(self._best_shelf.path(best.update)))
+            origin = f"the best, of update {best.update}"
+        if config.final != "last" and config.valid_every and self._journal:
+            metrics = self._task.validate(self._model, "valid")
+            self._journal.final(self._state.update, metrics)
+            self._screen.tell(f"final model: validation {_shown(metrics)}")
+        about = {"update": self._state.update, "weights": origin}
+        write_checkpoint(self._folder / MODEL, self._save_model, {}, about)
+        self._draw()
+        self._screen.tell(f"done after {self._state.update} updates: {self._folder / MODEL}, {origin}")
+
+    def _draw(self) -> None:
+        if self._journal is not None:
+            draw_curves(read_records(self._folder / LOG), self._folder / CURVES)
+
+
+def _shown(metrics: dict[str, float]) -> str:
+    return "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+
+
+def _clock(seconds: float) -> str:
+    return f"{int(seconds // 3600)}:{int(seconds // 60 % 60):02d}:{int(seconds % 60):02d}"

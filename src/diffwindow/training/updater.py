@@ -1,0 +1,120 @@
+"""Updater: the batches of an update become one step of the optimizer."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Generic
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from diffwindow.tasks.task import B, Task
+from diffwindow.training.config import TrainConfig
+from diffwindow.training.distributed import World
+from diffwindow.training.feed import Step
+from diffwindow.training.guards import TrainingError, bad_loss, is_bad
+from diffwindow.training.objective import Objective, pick_precision
+from diffwindow.training.optimizer import make_optimizer, set_rate
+from diffwindow.training.rng import seed_batch
+from diffwindow.training.schedule import learning_rate
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an update gave; all tensors stay where they are until someone has to look.
+
+    `sums` is [loss, units] over all processes, `losses` this process's losses a unit, batch by batch.
+    """
+
+    update: int
+    sums: Tensor
+    losses: Tensor
+    rows: list[np.ndarray]
+    norm: Tensor | None = None
+    skipped: bool = False
+
+    def check(self, max_loss: float) -> str | None:
+        """Give a sentence if the loss is bad; this waits for the device."""
+        total, units = self.sums.tolist()
+        if not is_bad(total / units, max_loss):
+            return None
+        return bad_loss(self.update, self.losses.tolist(), self.rows, max_loss)
+
+
+class Updater(Generic[B]):
+    """Accumulate gradients over batches and processes, normalised by all of their units, and take a step."""
+
+    def __init__(self, task: Task[B], model: nn.Module, config: TrainConfig, world: World) -> None:
+        self._config = config
+        self._world = world
+        self.model = model
+        self.optimizer = make_optimizer(model, config)
+        precision = pick_precision(config.precision, world.device)
+        device_type = world.device.partition(":")[0]
+        self.scaler = torch.amp.GradScaler(device_type, enabled=precision == "fp16")
+        module: nn.Module = Objective(task, model, world.device, precision)
+        self._parallel: DistributedDataParallel | None = None
+        if world.size > 1:
+            self._parallel = DistributedDataParallel(
+                module, broadcast_buffers=False, gradient_as_bucket_view=True
+            )
+            module = self._parallel
+        self._objective = torch.compile(module, dynamic=True) if config.compile else module
+        self._exact = torch.float32 if device_type == "mps" else torch.float64
+        # looking at a loss costs nothing on a CPU; on a GPU it would stop the queue of work
+        self._look_now = device_type == "cpu" or config.on_bad_loss == "skip"
+
+    def __call__(self, update: int, step: Step[B], *, measure: bool) -> Outcome:
+        """Take the step of an update; `measure` asks for the gradients' norm also where none is clipped."""
+        losses, units = self._accumulate(update, step)
+        sums = self._world.total(torch.stack([losses.sum(), self._number(units)]))
+        own = losses / torch.tensor([batch.units for batch in step.batches], dtype=self._exact).to(
+            losses.device
+        )
+        outcome = Outcome(update, sums, own, step.rows)
+        problem = outcome.check(self._config.max_loss) if self._look_now else None
+        norm = None
+        if problem is None and (measure or self._config.clip_norm):
+            norm = self._clip()
+            if self._look_now and not self.scaler.is_enabled() and not torch.isfinite(norm):
+                problem = f"the gradients of update {update} are not finite"
+        if problem is None:
+            set_rate(self.optimizer, learning_rate(update, self._config))
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        elif self._config.on_bad_loss == "stop":
+            raise TrainingError(
+                f"{problem}; lower train.lr, or leave such updates out with train.on_bad_loss=skip"
+            )
+        self.optimizer.zero_grad(set_to_none=True)
+        if problem is not None:
+            return Outcome(update, torch.zeros_like(sums), own, step.rows, skipped=True)
+        return Outcome(update, sums, own, step.rows, norm)
+
+    def _accumulate(self, update: int, step: Step[B]) -> tuple[Tensor, int]:
+        """Add up the gradients of the mean loss over all units of the update, in all processes."""
+        units = sum(batch.units for batch in step.batches)
+        # DDP averages over processes, so each multiplies by their number; by powers of two this is exact
+        scale = self._world.size / self._world.total(self._number(units))
+        losses = []
+        for number, batch in enumerate(step.batches):
+            seed_batch(self._config.seed, update, number * self._world.size + self._world.rank)
+            last = number == len(step.batches) - 1
+            # only the last batch's gradients travel, with those of the batches before it
+            with self._parallel.no_sync() if self._parallel and not last else nullcontext():
+                total: Tensor = self._objective(batch.to(self._world.device))
+                self.scaler.scale(total * scale.to(total.dtype)).backward()
+            losses.append(total.detach().to(self._exact))
+        return torch.stack(losses), units
+
+    def _clip(self) -> Tensor:
+        """Clip the gradients, if asked; give their norm before."""
+        self.scaler.unscale_(self.optimizer)
+        limit = self._config.clip_norm or float("inf")
+        return torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
+
+    def _number(self, value: float) -> Tensor:
+        return torch.full((), value, dtype=self._exact, device=self._world.device)
