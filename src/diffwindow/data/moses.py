@@ -14,6 +14,14 @@ def moses_tokenizer(language: str) -> Callable[[str], str]:
     return lambda text: str(tokenizer.tokenize(text, escape=False, return_str=True))
 
 
+def moses_detokenizer(language: str) -> Callable[[str], str]:
+    """Give a function that joins what `moses_tokenizer` has separated."""
+    from sacremoses import MosesDetokenizer
+
+    detokenizer = MosesDetokenizer(lang=language)
+    return lambda text: str(detokenizer.detokenize(text.split()))
+
+
 def pretokenizers(languages: dict[str, str]) -> dict[str, Callable[[str], str]]:
     """Give the pre-tokeniser of each field that has a language."""
     return {field: moses_tokenizer(language) for field, language in languages.items()}

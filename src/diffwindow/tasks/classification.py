@@ -15,7 +15,8 @@ from diffwindow.data.collate import collate
 from diffwindow.data.store import Store
 from diffwindow.models.classifier import Classifier, ClassifierConfig
 from diffwindow.tasks.batch import TensorBatch, evaluating, sweep
-from diffwindow.tasks.task import Loss
+from diffwindow.tasks.folder import save_folder
+from diffwindow.tasks.task import Loss, TaskOptions
 
 
 @dataclass(frozen=True)
@@ -87,4 +88,7 @@ class Classification:
 
     def save(self, model: nn.Module, folder: Path) -> None:
         """Write the model and its tokenizer as a folder that `from_pretrained` reads."""
-        cast(Classifier, model).save_pretrained(folder, self.store.tokenizer)
+        options = TaskOptions(
+            label_smoothing=self.label_smoothing, valid_tokens=self.valid_tokens, max_length=self.max_length
+        )
+        save_folder(model, self.store, options, folder)

@@ -13,8 +13,9 @@ from diffwindow.data.store import Store
 from diffwindow.data.tokenizer import PAD
 from diffwindow.models.language_model import LanguageModel, LanguageModelConfig
 from diffwindow.tasks.batch import TensorBatch, evaluating, sweep
+from diffwindow.tasks.folder import save_folder
 from diffwindow.tasks.metrics.perplexity import count_words, word_perplexity
-from diffwindow.tasks.task import Loss
+from diffwindow.tasks.task import Loss, TaskOptions
 
 
 @dataclass(frozen=True)
@@ -90,4 +91,7 @@ class LanguageModeling:
 
     def save(self, model: nn.Module, folder: Path) -> None:
         """Write the model and its tokenizer as a folder that `from_pretrained` reads."""
-        cast(LanguageModel, model).save_pretrained(folder, self.store.tokenizer)
+        options = TaskOptions(
+            label_smoothing=self.label_smoothing, valid_tokens=self.valid_tokens, block_size=self.block_size
+        )
+        save_folder(model, self.store, options, folder)

@@ -14,7 +14,8 @@ from diffwindow.data.store import Store
 from diffwindow.data.tokenizer import PAD
 from diffwindow.models.translator import Translator, TranslatorConfig
 from diffwindow.tasks.batch import TensorBatch, evaluating, sweep
-from diffwindow.tasks.task import Loss
+from diffwindow.tasks.folder import save_folder
+from diffwindow.tasks.task import Loss, TaskOptions
 
 
 @dataclass(frozen=True)
@@ -70,4 +71,5 @@ class Translation:
 
     def save(self, model: nn.Module, folder: Path) -> None:
         """Write the model and its tokenizer as a folder that `from_pretrained` reads."""
-        cast(Translator, model).save_pretrained(folder, self.store.tokenizer)
+        options = TaskOptions(label_smoothing=self.label_smoothing, valid_tokens=self.valid_tokens)
+        save_folder(model, self.store, options, folder)

@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def soft_overlap(window: NDArray[np.floating], gold: NDArray[np.bool_]) -> NDArray[np.floating]:
+def soft_overlap(window: NDArray[np.float64], gold: NDArray[np.bool_]) -> NDArray[np.float64]:
     """Give Σ min(M, g) / Σ max(M, g) over keys, which is intersection over union where M is hard.
 
     M counts as at most 1, for the paper's window reaches 2 where its boundaries meet.
@@ -15,17 +15,17 @@ def soft_overlap(window: NDArray[np.floating], gold: NDArray[np.bool_]) -> NDArr
     """
     clipped, target = np.minimum(window, 1.0), gold.astype(float)
     union = np.maximum(clipped, target).sum(-1)
-    overlap: NDArray[np.floating] = np.minimum(clipped, target).sum(-1) / np.maximum(union, 1e-12)
+    overlap: NDArray[np.float64] = np.minimum(clipped, target).sum(-1) / np.maximum(union, 1e-12)
     return overlap
 
 
-def inside(weights: NDArray[np.floating], gold: NDArray[np.bool_]) -> NDArray[np.floating]:
+def inside(weights: NDArray[np.float64], gold: NDArray[np.bool_]) -> NDArray[np.float64]:
     """Give the share of attention that falls inside the gold window; weights need not sum to one.
 
     >>> inside(np.array([[0.5, 0.25, 0.25]]), np.array([False, True, True])).tolist()
     [0.5]
     """
-    share: NDArray[np.floating] = (weights * gold).sum(-1) / np.maximum(weights.sum(-1), 1e-12)
+    share: NDArray[np.float64] = (weights * gold).sum(-1) / np.maximum(weights.sum(-1), 1e-12)
     return share
 
 

@@ -94,9 +94,9 @@ def paired_bootstrap(
         ours: Any
         theirs: Any
         ours, theirs = results[label]
-        comparisons.append(
-            Comparison(name, ours.score, theirs.score, theirs.p_value, way.prefix + str(signature))
-        )
+        # sacreBLEU counts samples that differ by more; equal systems have none, and would get a p near 0
+        p = 1.0 if ours.score == theirs.score else float(theirs.p_value)
+        comparisons.append(Comparison(name, ours.score, theirs.score, p, way.prefix + str(signature)))
     return comparisons
 
 

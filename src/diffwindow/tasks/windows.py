@@ -1,0 +1,95 @@
+"""Learned windows against gold ones: where a classifier of agreement looks from the place of the verb."""
+
+from dataclasses import asdict, dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from diffwindow.data.tokenizer import PAD
+from diffwindow.models.classifier import Classifier
+from diffwindow.modules.stacked_attention import Maps
+from diffwindow.ops import WindowMaps
+from diffwindow.tasks.batch import evaluating, sweep
+from diffwindow.tasks.classification import Classification
+from diffwindow.tasks.metrics.agreement import gold_windows, inside, soft_overlap
+
+GOLD_COLUMNS = ("subject_start", "verb_position")
+
+
+@dataclass(frozen=True)
+class WindowFit:
+    """Means over the sentences of a split, for the query at the verb's place, in one layer.
+
+    `overlap` is that of the window with the gold one, averaged over heads (None where the attention has no
+    window), `best_head` that of the head that does best, `attention_inside` the share of attention that
+    falls inside the gold window. `chance` is what looking everywhere alike would have, for all of them.
+    """
+
+    layer: int
+    overlap: float | None
+    best_head: float | None
+    attention_inside: float
+    chance: float
+
+
+def has_gold_windows(task: Classification) -> bool:
+    """Say whether a corpus knows where to look; its positions count words, so tokens must be words."""
+    columns = next(iter(task.store.splits.values())).columns
+    return task.store.tokenizer.kind == "words" and all(name in columns for name in GOLD_COLUMNS)
+
+
+def window_fits(task: Classification, model: Classifier, split: str) -> list[WindowFit]:
+    """Measure every layer on a whole split."""
+    columns = task.store.split(split).columns
+    starts, verbs = (columns[name].astype(np.int64) for name in GOLD_COLUMNS)
+    layers: list[list[_Measured]] = [[] for _ in model.encoder.layers]
+    with evaluating(model) as device:
+        for indices, batch in sweep(task, split, device, max_tokens=task.valid_tokens):
+            gold = gold_windows(starts[indices], verbs[indices], batch.tokens.shape[1])
+            real = (batch.tokens != PAD).sum(1).cpu().numpy()
+            maps = model.attention_maps(batch.tokens)["Enc"]
+            for layer, found in zip(layers, maps, strict=True):
+                layer.append(_measure(found, verbs[indices], gold, real))
+    return [_fit(number, layer) for number, layer in enumerate(layers, 1)]
+
+
+class _Measured(NamedTuple):
+    """Measures of each row of a batch; `overlap` by head, without heads where there is no window."""
+
+    overlap: NDArray[np.float64]
+    inside: NDArray[np.float64]
+    chance: NDArray[np.float64]
+
+
+def _measure(
+    maps: Maps, verbs: NDArray[np.int64], gold: NDArray[np.bool_], real: NDArray[np.int64]
+) -> _Measured:
+    weights, window = (maps.weights, maps.window) if isinstance(maps, WindowMaps) else (maps, maps[:, :0])
+
+    def at_verb(tensor: Tensor) -> NDArray[np.float64]:
+        rows: NDArray[np.float64] = tensor.cpu().double().numpy()[np.arange(len(verbs)), :, verbs]
+        return rows
+
+    return _Measured(
+        soft_overlap(at_verb(window), gold[:, None]),
+        inside(at_verb(weights), gold[:, None]).mean(1),
+        gold.sum(1) / real,
+    )
+
+
+def _fit(layer: int, batches: list[_Measured]) -> WindowFit:
+    overlap, in_gold, chance = (np.concatenate(column).mean(0) for column in zip(*batches, strict=True))
+    return WindowFit(
+        layer,
+        overlap=float(overlap.mean()) if len(overlap) else None,
+        best_head=float(overlap.max()) if len(overlap) else None,
+        attention_inside=float(in_gold),
+        chance=float(chance),
+    )
+
+
+def as_rows(fits: list[WindowFit]) -> list[dict[str, float | int | None]]:
+    """Give plain data for JSON."""
+    return [asdict(fit) for fit in fits]

@@ -1,0 +1,1 @@
+"""Pictures of windows and attention: arrays in, figures out."""
