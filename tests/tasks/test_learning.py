@@ -1,8 +1,7 @@
 """Each task is learned in seconds, by a margin that a broken model could not reach."""
 
 import numpy as np
-from test_tasks import of
-from training import trained
+from tiny import of, trained
 
 
 def test_agreement_is_learned_beyond_any_fixed_answer(agreement_store):

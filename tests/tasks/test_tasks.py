@@ -5,19 +5,11 @@ import math
 import numpy as np
 import pytest
 import torch
+from tiny import of
 
 from diffwindow.data.tokenizer import BOS, EOS, PAD, Tokenizer
 from diffwindow.tasks.batch import sweep
 from diffwindow.tasks.registry import model_config, task_of
-from diffwindow.tasks.task import TaskOptions
-
-TINY = {"embed_dim": 32, "ffn_dim": 64, "num_heads": 2, "dropout": 0.0}
-
-
-def of(store, *, attention="Global", settings=None, **options):
-    layers = {"translation": {"encoder_layers": 1, "decoder_layers": 1}}.get(store.task, {"num_layers": 1})
-    config = model_config(store, TINY | layers | {"attention": attention} | (settings or {}))
-    return task_of(store, config, TaskOptions(**options))
 
 
 @pytest.fixture(params=["translation", "classification", "rows", "blocks"])

@@ -12,13 +12,13 @@ from diffwindow.data.tokenizer import EOS, UNK
 from diffwindow.models.classifier import Classifier
 from diffwindow.models.translator import Translator
 from diffwindow.tasks.classification import Classification
-from diffwindow.tasks.decoding import Progress, Search, no_progress, translate
 from diffwindow.tasks.language_modeling import LanguageModeling
 from diffwindow.tasks.metrics.accuracy import accuracy, accuracy_by, mcnemar
 from diffwindow.tasks.metrics.bleu import paired_bootstrap, translation_scores
 from diffwindow.tasks.metrics.perplexity import word_perplexity
 from diffwindow.tasks.registry import AnyTask
 from diffwindow.tasks.trained import Trained, target_language
+from diffwindow.tasks.translating import Progress, Search, no_progress, translate
 from diffwindow.tasks.translation import Translation
 from diffwindow.tasks.windows import as_rows, has_gold_windows, window_fits
 

@@ -1,8 +1,18 @@
-"""The barest training loop, so that tasks are tested by themselves."""
+"""Tiny tasks, and the barest training loop, so that tasks are tested by themselves."""
 
 import torch
 
 from diffwindow.data.batching import TokenBatches
+from diffwindow.tasks.registry import model_config, task_of
+from diffwindow.tasks.task import TaskOptions
+
+TINY = {"embed_dim": 32, "ffn_dim": 64, "num_heads": 2, "dropout": 0.0}
+
+
+def of(store, *, attention="Global", settings=None, **options):
+    layers = {"translation": {"encoder_layers": 1, "decoder_layers": 1}}.get(store.task, {"num_layers": 1})
+    config = model_config(store, TINY | layers | {"attention": attention} | (settings or {}))
+    return task_of(store, config, TaskOptions(**options))
 
 
 def trained(task, *, updates, rate=1e-3, max_tokens=2048, seed=0):

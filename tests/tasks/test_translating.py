@@ -2,12 +2,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from test_tasks import of
+from tiny import of
 
 from diffwindow.data.tokenizer import EOS, Tokenizer
 from diffwindow.models.beam import beam_search
 from diffwindow.models.start import translation_start
-from diffwindow.tasks.decoding import Search, cut, translate
+from diffwindow.tasks.translating import Search, cut, translate
 
 
 @pytest.fixture(scope="module")
