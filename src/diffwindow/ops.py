@@ -14,6 +14,7 @@ from torch import Tensor
 
 from diffwindow import functional
 from diffwindow.functional import EXPECTATIONS, Expectation
+from diffwindow.kernels import cpu
 
 Impl = Literal["auto", "reference", "cpu", "triton"]
 IMPLS: tuple[str, ...] = get_args(Impl)
@@ -154,9 +155,15 @@ def visible_mask(
 def choose_impl(impl: Impl, q: Tensor) -> Impl:
     """Resolve "auto" for these tensors, and refuse what cannot be had."""
     check_choice("impl", impl, IMPLS)
-    if impl in ("auto", "reference"):
+    if impl == "reference":
         return "reference"
-    raise ValueError(f'impl="{impl}" is not available for {q.dtype} on {q.device}; use impl="auto"')
+    why_not = "there are no Triton kernels"
+    if impl in ("auto", "cpu"):
+        if (why_not := cpu.why_not(q.dtype, q.device.type)) is None:
+            return "cpu"
+        if impl == "auto":
+            return "reference"
+    raise ValueError(f'impl="{impl}" is not available: {why_not}; use impl="auto"')
 
 
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
@@ -204,7 +211,11 @@ def _window_attention(
     check_dropout("dropout_p", dropout_p)
     _check_mask(attn_mask, q, k)
     _check_origin(segment_origin, q)
-    choose_impl(impl, q)
+    if choose_impl(impl, q) == "cpu":
+        return cpu.window_attention(
+            q, k, v, boundaries, local, attn_mask=attn_mask, is_causal=is_causal, segment_size=segment_size,
+            segment_origin=segment_origin, exact=expectation == "exact", scale=scale, dropout_p=dropout_p,
+        )  # fmt: skip
     maps = window_maps(
         q, k, boundaries, local, attn_mask=attn_mask, is_causal=is_causal, segment_size=segment_size,
         segment_origin=segment_origin, expectation=expectation, scale=scale, dropout_p=dropout_p,

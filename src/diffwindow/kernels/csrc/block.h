@@ -1,0 +1,122 @@
+// A block of queries: its panels, what each of them may see, and the products with a tile of keys.
+#pragma once
+#include "gemm.h"
+#include "pack.h"
+
+namespace dw {
+
+constexpr float kHidden = -__builtin_inff();
+
+// What a head's queries have in common: the keys that any of them may see.
+struct Head {
+  int64_t b, h;
+  int64_t keys;         // those after the last visible one do not exist
+  int64_t first_masked;  // the mask is to be read from this key on
+  const uint8_t* mask = nullptr;
+
+  Head(const Problem& p, int64_t b, int64_t h) : b(b), h(h), keys(p.keys), first_masked(p.keys) {
+    if (!p.mask.data) return;
+    mask = p.mask.data + b * p.mask.batch + h * p.mask.head;
+    first_masked = 0;
+    if (p.mask.query != 0) return;
+    // One row for all queries, as padding is: cut the end off, and read the mask only where something is hidden.
+    while (keys > 0 && !mask[(keys - 1) * p.mask.key]) --keys;
+    while (first_masked < keys && mask[first_masked * p.mask.key]) ++first_masked;
+  }
+};
+
+struct Block {
+  int64_t query, rows, panels;
+  int64_t keys;               // those that any row may see
+  int64_t limit[kMaxPanels];  // those that a panel may see
+  int64_t first_masked[kMaxPanels];
+
+  Block(const Problem& p, const Head& head, int64_t query, int64_t rows)
+      : query(query), rows(rows), panels(ceil_div(rows, kPanel)) {
+    for (int64_t i = 0; i < panels; ++i) {
+      const int64_t first = query + i * kPanel;
+      limit[i] = p.is_causal ? std::min(head.keys, std::min(first + kPanel, query + rows)) : head.keys;
+      first_masked[i] = std::min(p.is_causal ? std::min(first, head.first_masked) : head.first_masked, limit[i]);
+    }
+    keys = limit[panels - 1];
+  }
+  int64_t rows_of(int64_t panel) const { return std::min(kPanel, rows - panel * kPanel); }
+  int64_t end(int64_t panel, int64_t tile_end) const { return std::min(limit[panel], tile_end); }
+  bool whole(int64_t tile_end) const { return limit[0] >= tile_end; }
+};
+
+// visible[panel][key][16], -1 or 0, filled where the panel's mask is to be read.
+inline void read_mask(const Problem& p, const Head& head, const Block& block, int8_t* visible) {
+  for (int64_t panel = 0; panel < block.panels; ++panel) {
+    int8_t* out = visible + panel * p.keys * kPanel;
+    for (int64_t lane = 0; lane < kPanel; ++lane) {
+      const int64_t query = std::min(block.query + panel * kPanel + lane, p.queries - 1);
+      const uint8_t* mask = head.mask ? head.mask + query * p.mask.query : nullptr;
+      const int64_t causal_end = p.is_causal ? query + 1 : block.limit[panel];
+      for (int64_t key = block.first_masked[panel]; key < block.limit[panel]; ++key)
+        out[key * kPanel + lane] = key < causal_end && (!mask || mask[key * p.mask.key]) ? -1 : 0;
+    }
+  }
+}
+
+// Hide what a panel's mask hides of keys [first, end); `x` starts at key `origin`.
+inline void hide(const Problem& p, const Block& block, int64_t panel, const int8_t* visible, int64_t first,
+                 int64_t end, int64_t origin, float* x) {
+  first = std::max(first, block.first_masked[panel]);
+  if (first >= end) return;
+  visible += panel * p.keys * kPanel;
+  for (int64_t key = first; key < end; ++key) {
+    for (int64_t lane = 0; lane < kPanel; lane += kLanes) {
+      const ivec seen = __builtin_convertvector(*reinterpret_cast<const bvec*>(visible + key * kPanel + lane), ivec);
+      float* at = x + (key - origin) * kPanel + lane;
+      store(at, seen ? load(at) : splat(kHidden));
+    }
+  }
+}
+
+// Panels [key][16] of a tile, or of a whole row of tiles, with `step` floats from one panel to the next.
+struct Panels {
+  float* data;
+  int64_t step;
+};
+
+// scores[key][query] = K Qᵀ for the keys of a tile.
+inline void score_tile(const Block& block, int64_t first, int64_t last, Matrix k, const float* queries, int64_t width,
+                       Panels out) {
+  const Left keys{k.data + first * k.stride, k.stride, 0};
+  if (block.whole(last))
+    return gemm<false>({last - first, block.panels, 1, width}, keys, {queries, kPanel, width * kPanel},
+                       {out.data, kPanel, out.step, false});
+  for (int64_t i = 0; i < block.panels; ++i)
+    gemm<false>({std::max<int64_t>(block.end(i, last) - first, 0), 1, 1, width}, keys,
+                {queries + i * width * kPanel, kPanel, 0}, {out.data + i * out.step, kPanel, 0, false});
+}
+
+// out[width][query] += Vᵀ A over the keys of a tile: O from A and V, or dQ from dS and K.
+inline void gather_tile(const Block& block, int64_t first, int64_t last, Matrix v, Panels weights, int64_t width,
+                        float* out) {
+  const Left values{v.data + first * v.stride, v.stride, 0};
+  if (block.whole(last))
+    return gemm<true>({width, block.panels, 1, last - first}, values, {weights.data, kPanel, weights.step},
+                      {out, kPanel, width * kPanel, true});
+  for (int64_t i = 0; i < block.panels; ++i)
+    gemm<true>({width, 1, 1, std::max<int64_t>(block.end(i, last) - first, 0)}, values,
+               {weights.data + i * weights.step, kPanel, 0}, {out + i * width * kPanel, kPanel, 0, true});
+}
+
+// out[key][width] += A rows over the block's queries: dV from A and dO, or dK from dS and Q. Hidden weights are zeros.
+inline void scatter_tile(const Block& block, int64_t first, int64_t last, Panels weights, const float* rows,
+                         int64_t stride, float* out) {
+  gemm<false>({last - first, stride / kPanel, block.panels, kPanel}, {weights.data, kPanel, weights.step},
+              {rows, stride, kPanel}, {out + first * stride, stride, kPanel, true});
+}
+
+// Zero what scatter_tile reads of keys that a panel cannot see.
+inline void clear_unseen(const Block& block, int64_t first, int64_t last, Panels weights) {
+  for (int64_t i = 0; i < block.panels; ++i) {
+    const int64_t seen = std::max(block.end(i, last), first);
+    std::memset(weights.data + i * weights.step + (seen - first) * kPanel, 0, sizeof(float) * (last - seen) * kPanel);
+  }
+}
+
+}  // namespace dw

@@ -1,0 +1,46 @@
+// Dropout from a counter: whether a weight stays depends on the seed, its row and its key alone, so backward replays it.
+#pragma once
+#include "problem.h"
+
+namespace dw {
+
+DW_INLINE uint64_t splitmix(uint64_t x) {
+  x += 0x9e3779b97f4a7c15;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
+  return x ^ (x >> 31);
+}
+
+DW_INLINE uvec mix(uvec x) {  // Wellons' lowbias32
+  x = (x ^ (x >> 16)) * 0x7feb352du;
+  x = (x ^ (x >> 15)) * 0x846ca68bu;
+  return x ^ (x >> 16);
+}
+
+struct Dropout {
+  bool active;
+  uint32_t threshold;
+  float scale;
+  alignas(64) uint32_t low[kPanel], high[kPanel];
+
+  explicit Dropout(const Problem& p) : active(p.dropout > 0) {
+    threshold = uint32_t(std::min(p.dropout * 4294967296.0, 4294967295.0));
+    scale = p.dropout < 1 ? float(1 / (1 - p.dropout)) : 0.f;
+  }
+  void seed_panel(const Problem& p, int64_t b, int64_t h, int64_t query) {
+    for (int64_t lane = 0; active && lane < kPanel; ++lane) {
+      const uint64_t row = uint64_t((b * p.heads + h) * p.queries + query + lane);
+      const uint64_t bits = splitmix(p.seed ^ splitmix(row));
+      low[lane] = uint32_t(bits);
+      high[lane] = uint32_t(bits >> 32);
+    }
+  }
+  // The factor of the weights of a key: 0, or 1 / (1 - p).
+  DW_INLINE vec factor(int64_t key, int64_t lane) const {
+    const uvec lo = *reinterpret_cast<const uvec*>(low + lane), hi = *reinterpret_cast<const uvec*>(high + lane);
+    const uvec random = mix(mix(lo + uint32_t(key)) ^ hi);
+    return random >= threshold ? splat(scale) : vec{};
+  }
+};
+
+}  // namespace dw

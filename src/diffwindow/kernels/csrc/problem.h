@@ -1,0 +1,102 @@
+// What a call asks for: the structure that kernels/cpu.py packs, and the geometry that follows from it.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+
+#include "vec.h"
+
+namespace dw {
+
+struct Tensor {  // [batch head row width], strides in elements, the last one 1
+  void* data;
+  int64_t batch, head, row;
+};
+struct Mask {  // bool [batch head query key], any strides; true where a query may look
+  const uint8_t* data;
+  int64_t batch, head, query, key;
+};
+struct Pair {  // queries and keys whose product is a kind of score
+  Tensor q, k;
+  int64_t width;
+  double scale;
+};
+
+constexpr int64_t kStatistics = 6;  // maximum and inverse sum of the score's, the left's and the right's softmax
+
+enum { kScore, kLeft, kRight, kLocal, kMaxPairs };  // the order of Problem::pair
+
+// Eight bytes a field, in the order of `_problem` in kernels/cpu.py.
+struct Problem {
+  int64_t is_bf16, is_additive, is_causal, is_exact, segment_size;
+  int64_t batch, heads, queries, keys, value_width, threads;
+  uint64_t seed;
+  double dropout;
+  Mask mask;
+  const int64_t* segment_origin;
+  Pair pair[kMaxPairs];
+  Tensor v, out;
+  float* rows;  // per query: kStatistics, and for bf16 the output in fp32
+  int64_t row_width;
+  // Backward only.
+  Tensor grad_out;
+  Tensor grad_q[kMaxPairs], grad_k[kMaxPairs], grad_v;
+
+  int64_t pairs() const { return is_additive ? 4 : 3; }
+  float* row(int64_t b, int64_t h, int64_t query) const {
+    return rows + ((b * heads + h) * queries + query) * row_width;
+  }
+};
+
+constexpr int64_t kTile = 64;       // keys whose scores stay in L1
+constexpr int64_t kMaxPanels = 4;   // panels of queries that share a tile of keys
+
+DW_INLINE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+DW_INLINE int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
+
+// Where segments end, and tiles of keys that hold whole segments.
+struct Grid {
+  int64_t size, offset, tile_keys;
+
+  Grid(const Problem& p, int64_t b) : size(p.segment_size) {
+    const int64_t origin = p.segment_origin ? p.segment_origin[b] : 0;
+    offset = ((origin % size) + size) % size;
+    tile_keys = capacity(p);
+  }
+  static int64_t capacity(const Problem& p) {
+    return std::min(std::max(kTile, p.segment_size), std::max<int64_t>(p.keys, 1));
+  }
+  int64_t segment_end(int64_t key) const {
+    return key < offset ? offset : key + size - (key - offset) % size;
+  }
+  int64_t tile_end(int64_t key, int64_t limit) const {
+    if (size == 1) return std::min(key + kTile, limit);
+    int64_t end = segment_end(key);
+    if (end - key < tile_keys) end += (tile_keys - (end - key)) / size * size;
+    return std::min(end, limit);
+  }
+};
+
+template <typename T>
+DW_INLINE T* row_of(const Tensor& t, int64_t b, int64_t h, int64_t row) {
+  return static_cast<T*>(t.data) + b * t.batch + h * t.head + row * t.row;
+}
+
+// Aligned memory in pieces; with no base it only counts.
+class Arena {
+ public:
+  explicit Arena(char* base) : base_(base) {}
+  template <typename T>
+  T* take(int64_t count) {
+    char* piece = base_ ? base_ + used_ : nullptr;
+    used_ += round_up(count * int64_t(sizeof(T)), 64);
+    return reinterpret_cast<T*>(piece);
+  }
+  float* floats(int64_t count) { return take<float>(count); }
+  int64_t used() const { return used_; }
+
+ private:
+  char* base_;
+  int64_t used_ = 0;
+};
+
+}  // namespace dw
