@@ -1,7 +1,7 @@
 """Compile the C++ kernels once, keep them in a cache, and load them.
 
-`DIFFWINDOW_KERNELS` is `auto` (use them when they can be built), `require` (an error when they cannot) or `off`;
-`DIFFWINDOW_CACHE` says where compiled kernels are kept.
+`DIFFWINDOW_KERNELS` is `auto` (use them where they can be built), `require` (an error where they cannot)
+or `off`; `DIFFWINDOW_CACHE` says where compiled kernels are kept.
 """
 
 import ctypes
@@ -29,7 +29,7 @@ COMPILERS = ("g++", "c++", "clang++")
 MODES = ("auto", "require", "off")
 
 
-class KernelsUnavailable(RuntimeError):
+class KernelsUnavailableError(RuntimeError):
     """Say in one sentence why there are no compiled kernels, and what to do."""
 
 
@@ -45,7 +45,7 @@ def mode() -> str:
 def load() -> ctypes.CDLL:
     """Give the compiled kernels, building them if this machine has not yet; raise if there are none."""
     if mode() == "off":
-        raise KernelsUnavailable("DIFFWINDOW_KERNELS=off forbids compiled kernels")
+        raise KernelsUnavailableError("DIFFWINDOW_KERNELS=off forbids compiled kernels")
     path = library_path()
     if not path.exists():
         build(path)
@@ -63,7 +63,7 @@ def why_not() -> str | None:
     """Say why there are no compiled kernels, or None; warn once where a user would want to know."""
     try:
         load()
-    except KernelsUnavailable as error:
+    except KernelsUnavailableError as error:
         if mode() == "require":
             raise
         if mode() == "auto":
@@ -114,17 +114,17 @@ def cpu_features() -> tuple[str, ...]:
 
 
 def build(path: Path, flags: tuple[str, ...] = FLAGS) -> None:
-    """Compile the sources into `path`; of several processes that want it, one compiles and the others wait."""
+    """Compile the sources into `path`; of processes that want it at once, one compiles, the others wait."""
     found = compiler()
     if found is None:
-        raise KernelsUnavailable(
+        raise KernelsUnavailableError(
             "no C++ compiler was found; install g++ (apt install g++) or set CXX, "
             "or set DIFFWINDOW_KERNELS=off to silence this"
         )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise KernelsUnavailable(
+        raise KernelsUnavailableError(
             f"the cache {path.parent} cannot be written ({error}); set DIFFWINDOW_CACHE"
         ) from error
     with _lock(path.with_suffix(".lock")):
@@ -161,7 +161,7 @@ def _compile(found: str, path: Path, flags: tuple[str, ...]) -> None:
 
 
 def _openmp(found: str) -> tuple[list[str], list[str]]:
-    """Give the flags to compile and to link with the OpenMP runtime that torch has loaded, never a second one."""
+    """Give the flags to compile and link with the OpenMP runtime that torch has loaded, not a second one."""
     runtimes = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*"))
     if not runtimes or "clang" in compiler_version(found):
         return [], []
@@ -172,6 +172,6 @@ def _run(command: list[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         error = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr[-200:])
-        raise KernelsUnavailable(
+        raise KernelsUnavailableError(
             f"compiling the kernels failed ({error.strip()}); set DIFFWINDOW_KERNELS=off to silence this"
         )

@@ -1,4 +1,4 @@
-"""The fused CPU kernels as `torch.library` operators: shapes for tracing, gradients, and the call into C++."""
+"""The fused CPU kernels as `torch.library` operators: shapes for tracing, gradients, the call into C++."""
 
 import math
 import struct
@@ -20,7 +20,7 @@ _library = torch.library.Library("diffwindow", "DEF")
 _library.define(f"window_attention({_INPUTS}) -> (Tensor, Tensor)")
 _library.define(f"window_attention_backward(Tensor grad, Tensor out, Tensor rows, {_INPUTS}) -> Tensor[]")
 
-# Each tensor of an operator by its place in `_INPUTS`: queries and keys in the order of the C++ pairs, then values.
+# Places of tensors in `_INPUTS`: queries and keys in the order of the C++ pairs, and the values.
 _PAIRS = ((0, 1), (3, 4), (5, 6), (7, 8))
 _VALUES = 2
 _TENSORS = 9
@@ -33,7 +33,7 @@ _BACKWARD_FIELDS = 4 * (1 + _TENSORS)
 _LAYOUT = struct.Struct("=11q Qd 5q q" + "8qqd" * 4 + "8q 2q" + f"{_BACKWARD_FIELDS}q")
 
 
-@torch.compiler.assume_constant_result
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def why_not(dtype: torch.dtype, device: str) -> str | None:
     """Say why the kernels cannot take such tensors, or None when they can."""
     if device != "cpu":
@@ -70,14 +70,6 @@ def window_attention(
     return out
 
 
-def _empty_outputs(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Allocate the output, heads innermost as the layer that follows wants it, and what backward needs of each row."""
-    batch, heads, queries, _ = q.shape
-    out = v.new_empty(batch, queries, heads, v.shape[-1]).transpose(1, 2)
-    width = _STATISTICS + (v.shape[-1] if v.dtype == torch.bfloat16 else 0)
-    return out, v.new_empty(batch, heads, queries, width, dtype=torch.float32)
-
-
 @torch.library.impl(_library, "window_attention", "CPU")
 def _forward(*inputs: Any) -> tuple[Tensor, Tensor]:
     out, rows = _empty_outputs(inputs[0], inputs[_VALUES])
@@ -99,12 +91,10 @@ def _backward(grad: Tensor, out: Tensor, rows: Tensor, *inputs: Any) -> list[Ten
     return grads
 
 
-@torch.library.register_fake("diffwindow::window_attention", lib=_library)
 def _forward_shapes(*inputs: Any) -> tuple[Tensor, Tensor]:
     return _empty_outputs(inputs[0], inputs[_VALUES])
 
 
-@torch.library.register_fake("diffwindow::window_attention_backward", lib=_library)
 def _backward_shapes(grad: Tensor, out: Tensor, rows: Tensor, *inputs: Any) -> list[Tensor]:
     return _empty_grads(inputs)
 
@@ -123,6 +113,8 @@ def _refuse(ctx: Any, *grads: Any) -> Any:
     raise NotImplementedError('the fused kernels have no second derivative; use impl="reference"')
 
 
+torch.library.register_fake("diffwindow::window_attention", _forward_shapes, lib=_library)
+torch.library.register_fake("diffwindow::window_attention_backward", _backward_shapes, lib=_library)
 torch.library.register_autograd(
     "diffwindow::window_attention", _differentiate, setup_context=_keep, lib=_library
 )
@@ -130,7 +122,7 @@ torch.library.register_autograd("diffwindow::window_attention_backward", _refuse
 
 
 def _empty_outputs(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Allocate the output, heads innermost as the next layer wants it, and what backward needs of each row."""
+    """Allocate the output, heads innermost as the next layer wants it, and what backward needs of a row."""
     batch, heads, queries, _ = q.shape
     out = v.new_empty(batch, queries, heads, v.shape[-1]).transpose(1, 2)
     width = _STATISTICS + (v.shape[-1] if v.dtype == torch.bfloat16 else 0)
@@ -142,7 +134,7 @@ def _empty_grads(inputs: tuple[Any, ...]) -> list[Tensor]:
 
 
 def _addressable(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Give the inputs as C++ reads them: rows contiguous, the mask `[b h q k]` by strides, origins as int64."""
+    """Give the inputs as C++ reads them: rows contiguous, the mask strided `[b h q k]`, origins int64."""
     tensors = [x if x is None else _dense(x) for x in inputs[:_TENSORS]]
     mask, origin = inputs[_TENSORS : _TENSORS + 2]
     if mask is not None:
