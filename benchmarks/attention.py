@@ -146,7 +146,7 @@ def measure(case: Case, *, quick: bool) -> dict[str, object]:
 
 
 def reference_time(case: Case, tensors: list[Tensor], grad: Tensor, *, quick: bool) -> float:
-    """Time the reference; one head for all at the longest shape, where all need more memory than most have."""
+    """Time the reference; at the longest shape by one head, as all need more memory than most have."""
     heads = 1
     if case.forward_only:
         heads = case.shape[1]
@@ -161,7 +161,8 @@ def show(row: dict[str, object], *, header: bool) -> None:
     if header:
         print("kind            seg causal  shape             / SDPA forward       ms  / reference      MiB")
     print(
-        f"{row['kind']:<15}{row['segment_size']:>4}{row['causal']!s:>7}  {'x'.join(map(str, row['shape'])):<16}"
+        f"{row['kind']:<15}{row['segment_size']:>4}{row['causal']!s:>7}"
+        f"  {'x'.join(map(str, row['shape'])):<16}"
         f"{row['vs_sdpa']:>8.2f}{row['forward_vs_sdpa']:>8.2f}{row['seconds'] * 1e3:>9.2f}"
         f"{row['vs_reference']:>13.3f}{row['extra_bytes'] / 2**20:>9.1f}",
         flush=True,
