@@ -1,15 +1,16 @@
 """KeyCache: the projected keys of a prefix, kept while it grows."""
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 
 class KeyCache:
-    """Keep the stacked keys of one layer, a row a hypothesis, in a buffer that doubles when it is full.
+    """Keep the stacked keys of one layer, a row a hypothesis, in a buffer that grows by half when it is full.
 
-    Appending a token costs the token, averaged over a sequence; reading is a view.
+    Appending a token costs the token, averaged over a sequence; reading is a view. Selecting copies rows
+    into a second buffer that takes turns with the first, for fresh memory costs more than the copy.
 
-    >>> import torch
     >>> cache = KeyCache()
     >>> [cache.append(torch.randn(2, n, 4)).shape[1] for n in (5, 1, 1)]
     [5, 6, 7]
@@ -17,6 +18,7 @@ class KeyCache:
 
     def __init__(self) -> None:
         self.buffer: Tensor | None = None
+        self.spare: Tensor | None = None
         self.length = 0
 
     def append(self, keys: Float[Tensor, "rows n stack"]) -> Float[Tensor, "rows k stack"]:
@@ -24,7 +26,7 @@ class KeyCache:
         rows, added, width = keys.shape
         length = self.length + added
         if self.buffer is None or length > self.buffer.shape[1]:
-            grown = keys.new_empty(rows, max(2 * self.length, length), width)
+            grown = keys.new_empty(rows, max(length, 16, self.length * 3 // 2), width)
             if self.buffer is not None:
                 grown[:, : self.length] = self.buffer[:, : self.length]
             self.buffer = grown
@@ -34,5 +36,10 @@ class KeyCache:
 
     def select(self, rows: Int[Tensor, " rows2"]) -> None:
         """Keep these rows in this order; a row may stay several times."""
-        if self.buffer is not None:
-            self.buffer = self.buffer.index_select(0, rows)
+        if self.buffer is None:
+            return
+        shape = (len(rows), *self.buffer.shape[1:])
+        if self.spare is None or self.spare.shape[0] < shape[0] or self.spare.shape[1:] != shape[1:]:
+            self.spare = self.buffer.new_empty(shape)
+        chosen = torch.index_select(self.buffer, 0, rows, out=self.spare[: len(rows)])
+        self.buffer, self.spare = chosen, self.buffer
