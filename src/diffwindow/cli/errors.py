@@ -20,3 +20,13 @@ def spoken() -> Iterator[None]:
         )
         print(f"diffwindow: {text}", file=sys.stderr)
         sys.exit(2)
+
+
+@contextmanager
+def interruptible(outcome: str) -> Iterator[None]:
+    """Say what became of the work when Ctrl-C stops it, and exit with its code."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(f"diffwindow: interrupted; {outcome}", file=sys.stderr)
+        sys.exit(130)

@@ -1,12 +1,13 @@
 """Translate many sentences: in batches by tokens, in order, long ones in pieces."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from diffwindow.data.batching import TokenBatches
+from diffwindow.data.moses import moses_detokenizer, moses_tokenizer
 from diffwindow.data.tokenizer import EOS, PAD, Tokenizer
 from diffwindow.models.beam import beam_search
 from diffwindow.models.search import Hypothesis, normalized
@@ -66,6 +67,21 @@ def translate(
     flat = [piece for of_source in pieces for piece in of_source]
     found = iter(_decode(model, flat, search, progress))
     return [_joined([next(found) for _ in of_source], tokenizer, search) for of_source in pieces]
+
+
+def text_translator(
+    model: Translator, tokenizer: Tokenizer, search: Search, moses: dict[str, str]
+) -> Callable[[list[str]], list[list[Output]]]:
+    """Give a function from texts to translations, through the Moses tokenizers that `moses` names."""
+    before = moses_tokenizer(moses["source"]) if "source" in moses else str
+    after = moses_detokenizer(moses["target"]) if "target" in moses else str
+
+    def speak(texts: list[str]) -> list[list[Output]]:
+        sources = tokenizer.encode_batch([before(text.strip()) for text in texts])
+        found = translate(model, tokenizer, sources, search)
+        return [[replace(one, text=after(one.text)) for one in best] for best in found]
+
+    return speak
 
 
 def cut(ids: Sequence[int], tokens: Sequence[str], max_length: int) -> list[list[int]]:

@@ -1,0 +1,188 @@
+"""The verb `evaluate`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from diffwindow.data.store import Store
+    from diffwindow.tasks.evaluation import Evaluation
+    from diffwindow.tasks.trained import Trained
+    from diffwindow.tasks.translating import Search
+
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a model folder.")]
+Beam = Annotated[int | None, typer.Option(min=1, help="Hypotheses kept open; the run's own by default.")]
+LengthPenalty = Annotated[
+    float | None, typer.Option(help="Power of the length that divides log p; the run's own by default.")
+]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …; auto takes a GPU if there is one.")]
+
+
+def evaluate(
+    run: RunFolder,
+    data: Annotated[Path | None, typer.Option(help="A prepared corpus; that of the run by default.")] = None,
+    split: Annotated[str, typer.Option(help="Which part of the corpus.")] = "test",
+    against: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Another run, compared on the same examples.")
+    ] = None,
+    beam: Beam = None,
+    length_penalty: LengthPenalty = None,
+    device: Device = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Score a trained model: accuracy, perplexity by word, or BLEU in three ways and chrF, with signatures.
+
+    Two runs are compared by sacreBLEU's paired bootstrap (translation) or McNemar's exact test (classes).
+    """
+    from diffwindow.cli.errors import interruptible
+    from diffwindow.cli.progress import shown
+    from diffwindow.tasks.evaluation import compare
+    from diffwindow.tasks.evaluation import evaluate as evaluated
+
+    def of(folder: Path, stage: str) -> tuple[Trained, Evaluation]:
+        trained = open_trained(folder, device)
+        task = trained.task(store)
+        search = search_of(folder, beam=beam, length_penalty=length_penalty)
+
+        def report(done: int, total: int) -> None:
+            progress(stage, done / total)
+
+        return trained, evaluated(trained, task, split, search, progress=report)
+
+    with interruptible("nothing was scored"), shown() as progress:
+        store = open_store(run, data)
+        trained, found = of(run, "translating")
+        report: dict[str, Any] = {
+            "run": str(run),
+            "corpus": str(store.folder),
+            "split": split,
+            "attention": trained.model.config.attention,
+            "parameters": sum(parameter.numel() for parameter in trained.model.parameters()),
+            "metrics": found.metrics,
+        }
+        if against is not None:
+            other, found_other = of(against, "translating the other")
+            report["against"] = {
+                "run": str(against),
+                "attention": other.model.config.attention,
+                "metrics": found_other.metrics,
+                "comparison": compare(found, found_other),
+            }
+    print(json.dumps(report, indent=2, ensure_ascii=False) if as_json else "\n".join(as_text(report)))
+
+
+def open_trained(folder: Path, device: str) -> Trained:
+    """Open the model of a run folder or a model folder, on a device."""
+    import torch
+
+    from diffwindow.tasks.trained import Trained
+
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    trained = Trained.load(folder)
+    try:
+        trained.model.to(device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"--device {device}: {str(error).splitlines()[0]}") from None
+    return trained
+
+
+def open_store(run: Path, data: Path | None) -> Store:
+    """Open the given corpus, or that of the run."""
+    from diffwindow.data.store import Store
+    from diffwindow.training.run import Run
+    from diffwindow.training.settings import RUN_CONFIG
+
+    if (run / RUN_CONFIG).is_file():
+        return Run.open(run).open_store(data)
+    if data is None:
+        raise ValueError(f"{run} is not a run folder and knows no corpus; give one with --data DIR")
+    return Store.open(data)
+
+
+def search_of(
+    run: Path,
+    *,
+    beam: int | None,
+    length_penalty: float | None,
+    n_best: int = 1,
+    max_length: int | None = None,
+) -> Search:
+    """Give the search of a run, with what the command line changes."""
+    from diffwindow.tasks.translating import Search
+    from diffwindow.training.config import SearchConfig
+    from diffwindow.training.run import Run
+    from diffwindow.training.settings import RUN_CONFIG
+
+    own = Run.open(run).config.search if (run / RUN_CONFIG).is_file() else SearchConfig()
+    return Search(
+        beam=own.beam if beam is None else beam,
+        length_penalty=own.length_penalty if length_penalty is None else length_penalty,
+        n_best=n_best,
+        **({} if max_length is None else {"max_length": max_length}),
+    )
+
+
+def as_text(report: dict[str, Any]) -> Iterator[str]:
+    """Give the lines that people read."""
+    model = f"{report['attention']}, {report['parameters']:,} parameters"
+    yield f"{report['run']}: {model}, split {report['split']}"
+    yield from _metrics(report["metrics"])
+    if "against" in report:
+        other = report["against"]
+        yield f"{other['run']}: {other['attention']}"
+        yield from _metrics(other["metrics"])
+        yield "difference, first minus second"
+        for name, values in other["comparison"].items():
+            figures = ", ".join(_figure(key, value) for key, value in values.items() if key != "signature")
+            yield f"  {name:20} {figures}{_signature(values)}"
+
+
+def _metrics(metrics: dict[str, Any]) -> Iterator[str]:
+    for name, value in metrics.items():
+        if name == "by_attractors":
+            for count, group in value.items():
+                known = "unknown number of" if count == "-1" else count
+                yield f"  {f'with {known} attractors':20} {_accuracy(group)}"
+        elif name == "windows":
+            for fit in value:
+                yield f"  {'layer ' + str(fit['layer']):20} {_window(fit)}"
+        elif isinstance(value, dict) and "low" in value:
+            yield f"  {name:20} {_accuracy(value)}"
+        elif isinstance(value, dict):
+            yield f"  {name:20} {value['value']:.2f}{_signature(value)}"
+        else:
+            yield f"  {name:20} {value:,}" if isinstance(value, int) else f"  {name:20} {value:.4f}"
+
+
+def _accuracy(group: dict[str, Any]) -> str:
+    interval = f"{100 * group['low']:.2f}-{100 * group['high']:.2f}"
+    counts = f"{group['correct']:,} of {group['total']:,}"
+    return f"{100 * group['value']:6.2f} % (95 % interval {interval}; {counts})"
+
+
+def _window(fit: dict[str, Any]) -> str:
+    inside = f"attention inside the gold window {fit['attention_inside']:.3f}"
+    chance = f"everywhere alike {fit['chance']:.3f}"
+    if fit["overlap"] is None:
+        return f"{inside} ({chance})"
+    return f"{inside}, window overlap {fit['overlap']:.3f}, best head {fit['best_head']:.3f} ({chance})"
+
+
+def _figure(key: str, value: float) -> str:
+    return (
+        f"p = {value:.4f}"
+        if key == "p"
+        else f"{key} {value:+.4f}"
+        if key == "difference"
+        else f"{key} {value:.4f}"
+    )
+
+
+def _signature(value: dict[str, Any]) -> str:
+    return f"  [{value['signature']}]" if "signature" in value else ""

@@ -1,0 +1,119 @@
+"""The verbs `translate` and `generate`."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from itertools import islice
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated
+
+import typer
+
+from diffwindow.cli.evaluate import Beam, Device, LengthPenalty, RunFolder
+
+if TYPE_CHECKING:
+    from diffwindow.tasks.translating import Output
+
+# lines sorted by length together; their translations appear when all are done
+CHUNK = 1000
+Speak = Callable[[list[str]], list[list["Output"]]]
+
+
+def translate(
+    run: RunFolder,
+    input: Annotated[Path | None, typer.Option(help="Text, a sentence a line; stdin by default.")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Where to write, whole or not at all; stdout by default.")
+    ] = None,
+    beam: Beam = None,
+    length_penalty: LengthPenalty = None,
+    nbest: Annotated[int, typer.Option(min=1, help="Translations a line, as `line ||| text ||| score`.")] = 1,
+    max_length: Annotated[
+        int, typer.Option(min=1, help="Tokens; a longer line is translated in pieces, which are joined.")
+    ] = 256,
+    interactive: Annotated[
+        bool, typer.Option("--interactive", help="Translate each line as soon as it is typed.")
+    ] = False,
+    device: Device = "auto",
+) -> None:
+    """Translate text, line by line and in order; an empty line stays empty."""
+    from diffwindow.cli.errors import interruptible
+    from diffwindow.cli.evaluate import open_trained, search_of
+    from diffwindow.files import replacing
+    from diffwindow.models.translator import Translator
+    from diffwindow.tasks.translating import text_translator
+
+    trained = open_trained(run, device)
+    if not isinstance(trained.model, Translator):
+        raise ValueError(f"{run} holds a {trained.model.config.model}, which does not translate")
+    search = search_of(run, beam=beam, length_penalty=length_penalty, n_best=nbest, max_length=max_length)
+    speak = text_translator(trained.model, trained.tokenizer, search, trained.moses)
+    with (
+        interruptible(f"{output} was not written" if output else "the lines above are done"),
+        ExitStack() as stack,
+    ):
+        source = stack.enter_context(input.open("rb")) if input else sys.stdin.buffer
+        lines = _decoded(source, str(input or "stdin"))
+        if output:
+            target: IO[str] = stack.enter_context(
+                stack.enter_context(replacing(output)).open("w", encoding="utf-8")
+            )
+        else:
+            target = sys.stdout
+        _stream(lines, target, speak, nbest, chunk=1 if interactive else CHUNK)
+
+
+def _decoded(source: IO[bytes], name: str) -> Iterator[str]:
+    for number, line in enumerate(source, 1):
+        try:
+            yield line.decode("utf-8").rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{name}, line {number}: not UTF-8 at byte {error.start}") from None
+
+
+def _stream(lines: Iterator[str], target: IO[str], speak: Speak, nbest: int, *, chunk: int) -> None:
+    started, done = time.monotonic(), 0
+    while texts := list(islice(lines, chunk)):
+        for number, best in enumerate(speak(texts), done + 1):
+            if best[0].pieces > 1:
+                print(f"line {number} is long: translated in {best[0].pieces} pieces", file=sys.stderr)
+            for one in best:
+                target.write(
+                    f"{number} ||| {one.text} ||| {one.score:.4f}\n" if nbest > 1 else f"{one.text}\n"
+                )
+        target.flush()
+        done += len(texts)
+        if chunk > 1:
+            speed = done / max(time.monotonic() - started, 1e-9)
+            print(f"{done:,} lines, {speed:,.1f} lines/s", file=sys.stderr, flush=True)
+
+
+def generate(
+    run: RunFolder,
+    prompt: Annotated[str, typer.Option(help="Text to go on from; none begins anew.")] = "",
+    samples: Annotated[int, typer.Option(min=1, help="How many continuations.")] = 1,
+    max_tokens: Annotated[int, typer.Option(min=1, help="The longest continuation.")] = 50,
+    temperature: Annotated[
+        float, typer.Option(min=0.0, help="Below 1 bolder in the likely; 0 is greedy.")
+    ] = 1.0,
+    top_k: Annotated[int | None, typer.Option(min=1, help="Draw from the k likeliest tokens.")] = None,
+    top_p: Annotated[
+        float, typer.Option(help="Draw from the fewest tokens that hold this probability.")
+    ] = 1.0,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
+    device: Device = "auto",
+) -> None:
+    """Continue a text with a language model, a sample a line."""
+    from diffwindow.cli.evaluate import open_trained
+    from diffwindow.models.language_model import LanguageModel
+    from diffwindow.tasks.generating import Sampling, continuations
+
+    trained = open_trained(run, device)
+    if not isinstance(trained.model, LanguageModel):
+        raise ValueError(f"{run} holds a {trained.model.config.model}, not a language model")
+    sampling = Sampling(samples, max_tokens, temperature, top_k, top_p, seed)
+    for text in continuations(trained.model, trained.tokenizer, prompt, sampling):
+        print(text)
