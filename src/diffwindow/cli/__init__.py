@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from diffwindow.cli import data, evaluate, model, train, translate
+from diffwindow.cli import data, demo, evaluate, model, train, translate
 from diffwindow.cli.errors import spoken
 
 app = typer.Typer(
@@ -19,6 +19,7 @@ app.command("train")(train.train)
 app.command("evaluate")(evaluate.evaluate)
 app.command("translate")(translate.translate)
 app.command("generate")(translate.generate)
+app.command("demo")(demo.demo)
 app.command("average")(train.average)
 app.command("list")(train.list_presets)
 app.command("prepare")(data.prepare)

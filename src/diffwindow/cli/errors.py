@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,3 +31,20 @@ def interruptible(outcome: str) -> Iterator[None]:
     except KeyboardInterrupt:
         print(f"diffwindow: interrupted; {outcome}", file=sys.stderr)
         sys.exit(130)
+
+
+@contextmanager
+def training_errors() -> Iterator[None]:
+    """Say why a run cannot go on and exit with 1, or with the code of the signal that stopped it."""
+    from diffwindow.training.guards import Interrupted, TrainingError
+
+    try:
+        with interruptible("the same command goes on"):
+            yield
+    except TrainingError as error:
+        print(f"diffwindow: {error}", file=sys.stderr)
+        sys.exit(1)
+    except Interrupted as interruption:
+        if os.environ.get("RANK", "0") == "0":
+            print(f"diffwindow: {interruption}", file=sys.stderr)
+        sys.exit(interruption.code)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -46,8 +45,8 @@ def train(
 
     Several processes: torchrun --nproc-per-node 2 -m diffwindow train …
     """
+    from diffwindow.cli.errors import training_errors
     from diffwindow.cli.progress import shown
-    from diffwindow.training.guards import Interrupted, TrainingError
     from diffwindow.training.settings import resolve
     from diffwindow.training.train import train as run
 
@@ -64,19 +63,8 @@ def train(
         if Path(preset).is_dir()
         else default_folder(config.name, config.attention, config.train.seed)
     )
-    try:
-        with shown() as progress:
-            run(config, folder, resume=resume is Resume.auto, progress=progress)
-    except TrainingError as error:
-        print(f"diffwindow: {error}", file=sys.stderr)
-        raise typer.Exit(1) from error
-    except Interrupted as interruption:
-        if os.environ.get("RANK", "0") == "0":
-            print(f"diffwindow: {interruption}", file=sys.stderr)
-        raise typer.Exit(interruption.code) from None
-    except KeyboardInterrupt:
-        print("diffwindow: interrupted; the same command goes on", file=sys.stderr)
-        raise typer.Exit(130) from None
+    with training_errors(), shown() as progress:
+        run(config, folder, resume=resume is Resume.auto, progress=progress)
 
 
 def default_folder(name: str, attention: str, seed: int) -> Path:

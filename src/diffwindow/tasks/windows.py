@@ -1,7 +1,7 @@
 """Learned windows against gold ones: where a classifier of agreement looks from the place of the verb."""
 
 from dataclasses import asdict, dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from diffwindow.ops import WindowMaps
 from diffwindow.tasks.batch import evaluating, sweep
 from diffwindow.tasks.classification import Classification
 from diffwindow.tasks.metrics.agreement import gold_windows, inside, soft_overlap
+from diffwindow.view.figure import Panel
 
 GOLD_COLUMNS = ("subject_start", "verb_position")
 
@@ -32,6 +33,8 @@ class WindowFit:
     best_head: float | None
     attention_inside: float
     chance: float
+    overlap_by_head: list[float]
+    inside_by_head: list[float]
 
 
 def has_gold_windows(task: Classification) -> bool:
@@ -56,7 +59,7 @@ def window_fits(task: Classification, model: Classifier, split: str) -> list[Win
 
 
 class _Measured(NamedTuple):
-    """Measures of each row of a batch; `overlap` by head, without heads where there is no window."""
+    """Measures of each row of a batch, by head; where there is no window, `overlap` has no heads."""
 
     overlap: NDArray[np.float64]
     inside: NDArray[np.float64]
@@ -74,7 +77,7 @@ def _measure(
 
     return _Measured(
         soft_overlap(at_verb(window), gold[:, None]),
-        inside(at_verb(weights), gold[:, None]).mean(1),
+        inside(at_verb(weights), gold[:, None]),
         gold.sum(1) / real,
     )
 
@@ -85,11 +88,41 @@ def _fit(layer: int, batches: list[_Measured]) -> WindowFit:
         layer,
         overlap=float(overlap.mean()) if len(overlap) else None,
         best_head=float(overlap.max()) if len(overlap) else None,
-        attention_inside=float(in_gold),
+        attention_inside=float(in_gold.mean()),
         chance=float(chance),
+        overlap_by_head=overlap.tolist(),
+        inside_by_head=in_gold.tolist(),
     )
 
 
-def as_rows(fits: list[WindowFit]) -> list[dict[str, float | int | None]]:
+def window_panels(
+    task: Classification, windowed: Classifier, plain: Classifier, split: str, index: int
+) -> tuple[list[str], list[Panel]]:
+    """Give a sentence's tokens, and panels of its window, its attention, and a plain model's, in layer 1.
+
+    Each model shows the head that does best on the whole split: by overlap with the gold windows, or by the
+    attention inside them. A frame marks the gold window of the verb.
+    """
+    row = task.store.split(split)
+    start, verb = (int(row.columns[name][index]) for name in GOLD_COLUMNS)
+    with evaluating(windowed), evaluating(plain):
+        tokens = task.collate(split, np.array([index])).tokens
+        ours, other = windowed.attention_maps(tokens)["Enc"][0], plain.attention_maps(tokens)["Enc"][0]
+    if not isinstance(ours, WindowMaps) or isinstance(other, WindowMaps):
+        raise ValueError(
+            f"{windowed.config.attention} and {plain.config.attention}: one needs a window in layer 1"
+        )
+    head = int(np.argmax(window_fits(task, windowed, split)[0].overlap_by_head))
+    plain_head = int(np.argmax(window_fits(task, plain, split)[0].inside_by_head))
+    matrices = (
+        (f"window, {windowed.config.attention} head {head + 1}", ours.window[0, head]),
+        (f"attention, {windowed.config.attention} head {head + 1}", ours.weights[0, head]),
+        (f"attention, {plain.config.attention} head {plain_head + 1}", other[0, plain_head]),
+    )
+    labels = [*task.store.tokenizer.tokens(tokens[0, :-1].tolist()), "[verb]"]
+    return labels, [Panel(name, values.numpy(), outline=(verb, start, verb)) for name, values in matrices]
+
+
+def as_rows(fits: list[WindowFit]) -> list[dict[str, Any]]:
     """Give plain data for JSON."""
     return [asdict(fit) for fit in fits]

@@ -1,0 +1,164 @@
+"""The verb `demo`: three attentions on the generated agreement corpus, compared."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+if TYPE_CHECKING:
+    from diffwindow.models.classifier import Classifier
+    from diffwindow.tasks.classification import Classification
+    from diffwindow.tasks.evaluation import Evaluation
+    from diffwindow.tasks.trained import Trained
+
+ATTENTIONS = ("Global", "Enc(MW)", "Enc(AW)")
+ROWS, UPDATES, BATCH_TOKENS = 4000, 450, 2048
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the comparison, in per cent and shares."""
+
+    attention: str
+    parameters: int
+    accuracy: float
+    low: float
+    high: float
+    by_attractors: dict[str, float]
+    p_against_first: float
+    attention_inside: float
+    window_overlap: float | None
+    best_head: float | None
+    chance: float
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the corpus, the three runs and the figure.")] = Path(
+        "demo"
+    ),
+    seed: Annotated[int, typer.Option(help="Seed of corpus, weights and batches.")] = 1,
+    updates: Annotated[int, typer.Option(min=1, help="Updates of each model.")] = UPDATES,
+    rows: Annotated[int, typer.Option(min=10, help="Training sentences.")] = ROWS,
+) -> None:
+    """Train a plain, a multiplicative and an additive window model to agree verbs with subjects; compare.
+
+    Takes about two minutes on two cores. The sentences are generated, so the right window is known: from the
+    subject phrase to the verb. Nothing is opened; interrupted, the same command goes on.
+    """
+    from diffwindow.cli.errors import training_errors
+    from diffwindow.files import write_json
+    from diffwindow.tasks.evaluation import compare
+
+    started = time.monotonic()
+    with training_errors():
+        runs = [_train(out, attention, seed=seed, updates=updates, rows=rows) for attention in ATTENTIONS]
+    evaluated = [_evaluate(run, out / "data") for run in runs]
+    first = evaluated[0][1]
+    table = [_row(trained, found, compare(found, first)) for trained, found in evaluated]
+    figure = _draw(evaluated[-1][0], evaluated[0][0], out)
+    write_json(
+        out / "demo.json",
+        {"seed": seed, "updates": updates, "rows": rows, "table": [asdict(r) for r in table]},
+    )
+    print("\n".join(_lines(table, first.metrics["accuracy"]["total"])))
+    print(f"\n{time.monotonic() - started:.0f} s; one seed, so small differences mean nothing (see p)")
+    print(f"figure: {figure}\nfigures of the table: {out / 'demo.json'}\nruns: {', '.join(map(str, runs))}")
+
+
+def _train(out: Path, attention: str, *, seed: int, updates: int, rows: int) -> Path:
+    from diffwindow.cli.progress import shown
+    from diffwindow.data.corpora import agreement_recipe
+    from diffwindow.data.prepare import prepare
+    from diffwindow.training.settings import resolve
+    from diffwindow.training.train import train
+
+    store = out / "data"
+    if not store.exists():
+        out.mkdir(parents=True, exist_ok=True)
+        prepare(agreement_recipe(seed, rows=rows), store)
+    settings: dict[str, Any] = {
+        "attention": attention,
+        "data.path": str(store.resolve()),
+        "train.seed": seed,
+        "train.max_updates": updates,
+        "train.max_tokens": BATCH_TOKENS,
+    }
+    typer.echo(f"{attention}: {updates} updates", err=True)
+    folder = out / attention
+    with shown() as progress:
+        train(resolve("agreement", (), settings), folder, progress=progress)
+    return folder
+
+
+def _evaluate(run: Path, store: Path) -> tuple[Trained, Evaluation]:
+    from diffwindow.data.store import Store
+    from diffwindow.tasks.evaluation import evaluate
+    from diffwindow.tasks.trained import Trained
+    from diffwindow.tasks.translating import Search
+
+    trained = Trained.load(run)
+    return trained, evaluate(trained, trained.task(Store.open(store)), "test", Search())
+
+
+def _row(trained: Trained, found: Evaluation, against: dict[str, Any]) -> Row:
+    accuracy, fit = found.metrics["accuracy"], found.metrics["windows"][0]
+    return Row(
+        attention=trained.model.config.attention,
+        parameters=sum(parameter.numel() for parameter in trained.model.parameters()),
+        accuracy=100 * accuracy["value"],
+        low=100 * accuracy["low"],
+        high=100 * accuracy["high"],
+        by_attractors={count: 100 * one["value"] for count, one in found.metrics["by_attractors"].items()},
+        p_against_first=against["accuracy"]["p"],
+        attention_inside=fit["attention_inside"],
+        window_overlap=fit["overlap"],
+        best_head=fit["best_head"],
+        chance=fit["chance"],
+    )
+
+
+def _lines(table: list[Row], sentences: int) -> list[str]:
+    counts = sorted({count for row in table for count in row.by_attractors}, key=int)
+    head = ["attention", "parameters", "accuracy", "95 %", "p", *(f"{c} attr." for c in counts)]
+    body = [[*head, "inside", "overlap", "best head"]]
+    for row in table:
+        by_count = [
+            f"{row.by_attractors[count]:.1f}" if count in row.by_attractors else "" for count in counts
+        ]
+        p = "" if row is table[0] else f"{row.p_against_first:.3f}"
+        overlaps = ["-" if value is None else f"{value:.3f}" for value in (row.window_overlap, row.best_head)]
+        interval = f"{row.low:.1f}-{row.high:.1f}"
+        numbers = [f"{row.parameters:,}", f"{row.accuracy:.1f}", interval, p, *by_count]
+        body.append([row.attention, *numbers, f"{row.attention_inside:.3f}", *overlaps])
+    widths = [max(len(line[column]) for line in body) for column in range(len(body[0]))]
+    printed = [
+        "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in body
+    ]
+    return [
+        *printed,
+        f"{sentences:,} test sentences; p: McNemar's exact test against {table[0].attention}; "
+        "attr.: nouns of the other number between subject and verb",
+        "inside: attention of the verb's place that falls inside the gold window; overlap: of the window "
+        f"with the gold one, mean of heads and best; everywhere alike has {table[0].chance:.3f} (layer 1)",
+    ]
+
+
+def _draw(windowed: Trained, plain: Trained, out: Path) -> Path:
+    """Draw the first test sentence with two attractors, or with as many as there are."""
+    from diffwindow.data.store import Store
+    from diffwindow.tasks.windows import window_panels
+    from diffwindow.view.figure import attention_figure, save_figure
+
+    store = Store.open(out / "data")
+    task = cast("Classification", windowed.task(store))
+    attractors = store.split("test").columns["attractors"]
+    index = int((attractors >= min(2, int(attractors.max()))).argmax())
+    ours, other = cast("Classifier", windowed.model), cast("Classifier", plain.model)
+    tokens, panels = window_panels(task, ours, other, "test", index)
+    path = out / "windows.png"
+    save_figure(attention_figure(panels, queries=tokens, keys=tokens), path)
+    return path
