@@ -20,8 +20,10 @@ class Lines:
 
     def __init__(self, path: Path, position: int) -> None:
         self._file = path.open("ab")
-        if self._file.tell() < position:
-            raise ValueError(f"{path} has lost its end: {self._file.tell()} bytes of {position}; restore it")
+        size = self._file.tell()
+        if size < position:
+            self._file.close()
+            raise ValueError(f"{path} has lost its end: it has {size} bytes instead of {position}; restore it")
         self._file.truncate(position)
 
     def write(self, record: Record) -> None:
@@ -40,11 +42,16 @@ class Lines:
 
 
 class Journal:
-    """The logs of a run folder: `log.jsonl`, `timing.jsonl` and TensorBoard's events."""
+    """The logs of a run folder: `log.jsonl`, `timing.jsonl` and TensorBoard's events.
 
-    def __init__(self, folder: Path, positions: dict[str, int] | None = None, update: int = 0) -> None:
-        positions = positions or {LOG: 0, TIMING: 0}
-        self._lines = {name: Lines(folder / name, positions[name]) for name in (LOG, TIMING)}
+    To go on from a checkpoint, the log is cut to the position that it had, the others after its update.
+    """
+
+    def __init__(self, folder: Path, position: int = 0, update: int = 0) -> None:
+        self._lines = {
+            LOG: Lines(folder / LOG, position),
+            TIMING: Lines(folder / TIMING, _end_of(folder / TIMING, update)),
+        }
         self._events = SummaryWriter(str(folder / TENSORBOARD), purge_step=update + 1 if update else None)
 
     def train(self, update: int, values: Record) -> None:
@@ -63,9 +70,9 @@ class Journal:
         """Write how fast the run goes; kept apart, because no two runs agree on it."""
         self._write(TIMING, update, "speed", values)
 
-    def positions(self) -> dict[str, int]:
-        """Flush to disk, and give where each file ends."""
-        return {name: lines.position() for name, lines in self._lines.items()}
+    def position(self) -> int:
+        """Flush to disk, and give where the log ends."""
+        return self._lines[LOG].position()
 
     def close(self) -> None:
         """Close all files."""
@@ -78,6 +85,16 @@ class Journal:
         for name, value in values.items():
             if isinstance(value, int | float):
                 self._events.add_scalar(f"{kind}/{name}", value, update)
+
+
+def _end_of(path: Path, update: int) -> int:
+    """Give the position after the last record of an update or one before it."""
+    end = 0
+    for line in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
+        if not line.endswith(b"\n") or json.loads(line)["update"] > update:
+            break
+        end += len(line)
+    return end
 
 
 def read_records(path: Path) -> list[Record]:

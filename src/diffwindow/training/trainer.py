@@ -82,9 +82,9 @@ class Trainer(Generic[B]):
     def fit(self) -> Path:
         """Train to the end, from the newest checkpoint if there is one; give the final model's folder."""
         with explained(self._config.max_tokens, self._shelf.last_good), catching_signals() as stop:
-            positions = self._restore()
+            position = self._restore()
             if self._world.main:
-                self._journal = Journal(self._folder, positions, self._state.update)
+                self._journal = Journal(self._folder, position, self._state.update)
             try:
                 if not self._done:
                     self._loop(stop)
@@ -208,7 +208,7 @@ class Trainer(Generic[B]):
             return
         self._check()
         plain = self._state.plain(self._updater)
-        plain |= {"journal": self._journal.positions(), "batches_an_update": self._batches_an_update}
+        plain |= {"log": self._journal.position(), "batches_an_update": self._batches_an_update}
         tensors = self._state.tensors(self._updater)
         self._shelf.save(self._state.update, self._save_model, tensors, plain)
 
@@ -221,12 +221,12 @@ class Trainer(Generic[B]):
             self._shelf.prune(self._shelf.scheduled(self._config.save_every)[-self._config.keep_last :])
             self._best_shelf.prune([self._state.best.update])
 
-    def _restore(self) -> dict[str, int] | None:
-        """Take up the newest good checkpoint; rank 0 finds it, all read it. Give where the logs were."""
+    def _restore(self) -> int:
+        """Take up the newest good checkpoint; rank 0 finds it, all read it. Give where the log was."""
         found = self._shelf.newest(self._screen.tell) if self._world.main else None
         (update,) = self._world.shared([-1.0 if found is None else float(found.state["update"])])
         if update < 0:
-            return None
+            return 0
         checkpoint = found or read_checkpoint(self._shelf.path(int(update)))
         saved = checkpoint.state["batches_an_update"]
         if saved != self._batches_an_update:
@@ -237,7 +237,7 @@ class Trainer(Generic[B]):
         self._state = restored(checkpoint, self._updater, self._world.device)
         self._sampler.load_state(self._state.batches)
         self._screen.tell(f"going on from update {self._state.update} ({checkpoint.folder})")
-        return dict(checkpoint.state["journal"])
+        return int(checkpoint.state["log"])
 
     def _finish(self) -> None:
         """Write the final model: the last, the best or the average of the last checkpoints."""

@@ -1,0 +1,195 @@
+import json
+import signal
+
+import numpy as np
+import pytest
+import torch
+from majority import MajorityTask, fit, outcome, settings
+
+from diffwindow.data.batching import TokenBatches
+from diffwindow.models.weights import average_weights, read_weights
+from diffwindow.training.distributed import World
+from diffwindow.training.feed import Feed
+from diffwindow.training.guards import Interrupted, TrainingError
+from diffwindow.training.logs import read_records
+from diffwindow.training.screen import Silent
+from diffwindow.training.trainer import Trainer
+
+
+class CutError(Exception):
+    pass
+
+
+class CutTask(MajorityTask):
+    """Call `action` in the loss of the `after`-th batch."""
+
+    def __init__(self, after, action):
+        super().__init__()
+        self._left = after
+        self._action = action
+
+    def loss(self, model, batch):
+        self._left -= 1
+        if self._left == 0:
+            self._action()
+        return super().loss(model, batch)
+
+
+def fail():
+    raise CutError
+
+
+@pytest.mark.parametrize("final", ["last", "best", "average"])
+def test_a_cut_run_ends_as_an_uncut_one(tmp_path, final):
+    changes = {"final": final, "average_last": 3, "accumulate": 2, "watch": "accuracy"}
+    fit(tmp_path / "whole", **changes)
+    for after in (3, 11, 24, 17):
+        with pytest.raises(CutError):
+            fit(tmp_path / "cut", CutTask(after, fail), **changes)
+    fit(tmp_path / "cut", **changes)
+    assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
+
+
+def test_a_run_learns(tmp_path):
+    fit(tmp_path, max_updates=300, valid_every=50)
+    valid = [record for record in read_records(tmp_path / "log.jsonl") if record["kind"] == "valid"]
+    assert valid[-1]["accuracy"] > 0.95
+
+
+def test_seeds_differ_and_repeat(tmp_path):
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        fit(tmp_path / name, seed=seed)
+    a, b, c = (read_weights(tmp_path / name / "model/model.safetensors")[0] for name in "abc")
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    assert not all(torch.equal(a[name], c[name]) for name in a)
+
+
+def test_a_finished_run_is_left_as_it_is(tmp_path):
+    fit(tmp_path)
+    before = outcome(tmp_path)
+    fit(tmp_path)
+    assert outcome(tmp_path) == before
+
+
+def test_a_run_can_be_made_longer(tmp_path):
+    fit(tmp_path / "long", max_updates=40)
+    fit(tmp_path / "grown", max_updates=30)
+    fit(tmp_path / "grown", max_updates=40)
+    assert outcome(tmp_path / "grown") == outcome(tmp_path / "long")
+
+
+def test_keeps_the_last_checkpoints(tmp_path):
+    fit(tmp_path, keep_last=2)
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["00000025", "00000030"]
+
+
+def test_the_average_is_that_of_the_last_checkpoints(tmp_path):
+    fit(tmp_path, final="average", average_last=3)
+    files = [tmp_path / f"checkpoints/{update:08d}/model.safetensors" for update in (20, 25, 30)]
+    expected, _ = average_weights(files)
+    found, _ = read_weights(tmp_path / "model/model.safetensors")
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_stops_when_validation_gets_no_better(tmp_path):
+    class Stuck(MajorityTask):
+        def validate(self, model, split):
+            return {"loss": 1.0}
+
+    fit(tmp_path, Stuck(), patience=2, final="best")
+    records = read_records(tmp_path / "log.jsonl")
+    assert [r["update"] for r in records if r["kind"] == "valid"] == [6, 12, 18]
+    state = json.loads((tmp_path / "model/checkpoint.json").read_text())["state"]
+    assert state == {"update": 18, "weights": "the best, of update 6"}
+
+
+def test_watch_must_be_a_metric(tmp_path):
+    with pytest.raises(ValueError, match=r"train.watch=bleu.*loss, accuracy"):
+        fit(tmp_path, watch="bleu")
+
+
+@pytest.mark.parametrize("accumulate", [1, 2, 5])
+def test_gradients_are_those_of_the_mean_over_all_units(tmp_path, accumulate):
+    """However the rows of an update are divided into batches, its gradients are those of their union."""
+    task = MajorityTask(dropout=0.0)
+    config = settings(accumulate=accumulate)
+    updater = Trainer(task, config, tmp_path, World(), Silent())._updater
+    sampler = TokenBatches(task.lengths("train"), max_tokens=config.max_tokens, seed=config.seed)
+    with Feed(task, sampler, World(), accumulate) as feed:
+        step = next(feed)
+    union = task.collate("train", np.concatenate(step.rows))
+    (task.loss(updater.model, union).total / union.units).backward()
+    expected = [parameter.grad.clone() for parameter in updater.model.parameters()]
+    updater.model.zero_grad()
+    updater._accumulate(1, step)
+    for parameter, gradient in zip(updater.model.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient)
+
+
+def test_a_bad_loss_stops_naming_update_and_rows(tmp_path):
+    with pytest.raises(TrainingError, match=r"loss of update \d+ is nan in batch \d of 2 \(training rows"):
+        fit(tmp_path, MajorityTask(poison=7), accumulate=2, save_every=1)
+    newest = max((tmp_path / "checkpoints").iterdir()) / "model.safetensors"
+    assert all(torch.isfinite(weight).all() for weight in read_weights(newest)[0].values())
+
+
+def test_a_bad_loss_can_be_skipped(tmp_path):
+    fit(tmp_path, MajorityTask(poison=7), on_bad_loss="skip")
+    weights, _ = read_weights(tmp_path / "model/model.safetensors")
+    assert all(torch.isfinite(weight).all() for weight in weights.values())
+    records = [r for r in read_records(tmp_path / "log.jsonl") if r["kind"] == "train"]
+    assert records[-1]["skipped"] > 0
+    assert all(np.isfinite(record["loss"]) for record in records)
+
+
+def test_an_exploding_loss_stops(tmp_path):
+    with pytest.raises(TrainingError, match="the loss of update"):
+        fit(tmp_path, lr=1e4, warmup=0, clip_norm=None, max_loss=50.0)
+
+
+def test_out_of_memory_says_what_to_lower(tmp_path):
+    def explode():
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(TrainingError, match=r"train.max_tokens=120; lower train.max_tokens"):
+        fit(tmp_path, CutTask(1, explode))
+
+
+def test_an_error_of_the_batch_thread_reaches_the_caller(tmp_path):
+    class Broken(MajorityTask):
+        def collate(self, split, indices):
+            raise LookupError("row 3")
+
+    with pytest.raises(LookupError, match="row 3"):
+        fit(tmp_path, Broken())
+
+
+def test_timing_is_kept_apart_from_the_log(tmp_path):
+    fit(tmp_path)
+    names = {name for record in read_records(tmp_path / "log.jsonl") for name in record}
+    assert not {name for name in names if "second" in name or "per_s" in name}
+    assert len(read_records(tmp_path / "timing.jsonl")) == 30 // 4
+
+
+def test_writes_curves_and_events(tmp_path):
+    fit(tmp_path)
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert list((tmp_path / "tensorboard").glob("events*"))
+
+
+def test_resuming_with_other_updates_is_refused(tmp_path):
+    fit(tmp_path)
+    with pytest.raises(ValueError, match=r"change train.accumulate"):
+        fit(tmp_path, accumulate=2, max_updates=40)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_an_interruption_saves_and_leaves_no_trace(tmp_path, number, code):
+    changes = {"final": "average", "average_last": 3}
+    fit(tmp_path / "whole", **changes)
+    with pytest.raises(Interrupted, match="after update 13, which is saved") as caught:
+        fit(tmp_path / "cut", CutTask(13, lambda: signal.raise_signal(number)), **changes)
+    assert caught.value.code == code
+    assert (tmp_path / "cut/checkpoints/00000013").is_dir()
+    fit(tmp_path / "cut", **changes)
+    assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
