@@ -23,7 +23,9 @@ class Lines:
         size = self._file.tell()
         if size < position:
             self._file.close()
-            raise ValueError(f"{path} has lost its end: it has {size} bytes instead of {position}; restore it")
+            raise ValueError(
+                f"{path} has lost its end: it has {size} bytes instead of {position}; restore it"
+            )
         self._file.truncate(position)
 
     def write(self, record: Record) -> None:
