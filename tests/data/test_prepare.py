@@ -6,7 +6,8 @@ from diffwindow.data import chunks
 from diffwindow.data import prepare as module
 from diffwindow.data.audit import CorpusError
 from diffwindow.data.corpora import plain_text, two_files
-from diffwindow.data.prepare import estimate, prepare
+from diffwindow.data.estimate import estimate
+from diffwindow.data.prepare import prepare
 from diffwindow.data.recipe import Recipe, Source, Vocabulary
 from diffwindow.data.store import Store
 from diffwindow.data.synthetic import reorder

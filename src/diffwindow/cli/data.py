@@ -40,7 +40,9 @@ def prepare(
     ] = None,
     rows: Annotated[int | None, typer.Option(min=1, help="Training rows of a generated corpus.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of a generated corpus.")] = 0,
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes; all cores by default.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes; by default the cores, at most 4.")
+    ] = None,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave bad rows out and count them.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Estimate size and time; write nothing.")
@@ -103,12 +105,12 @@ def _run(
     recipe: Recipe, out: Path, tokenizer: Path | None, workers: int | None, *, skip_bad: bool, dry_run: bool
 ) -> None:
     from diffwindow.cli.progress import shown
-    from diffwindow.data.prepare import estimate
+    from diffwindow.data.estimate import estimate
     from diffwindow.data.prepare import prepare as run
 
-    # worth starting processes only for corpora that take more than a moment
+    # processes are worth starting only for corpora that take more than a moment; reading feeds four at most
     megabytes = sum(source.bytes for source in recipe.splits.values()) / 1e6
-    count = workers or (os.cpu_count() or 1 if megabytes > 20 else 1)
+    count = workers or (min(4, os.cpu_count() or 1) if megabytes > 20 else 1)
     if dry_run:
         expected = estimate(recipe, workers=count, skip_bad=skip_bad)
         rows = ", ".join(f"{split} {number:,}" for split, number in expected.rows.items())

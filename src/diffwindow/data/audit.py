@@ -46,12 +46,17 @@ class Audit:
         self.first_skipped.setdefault(problem, place)
 
     def count(self, rows: Iterator[Row]) -> Iterator[Row]:
-        """Pass rows through, counting them and their labels."""
-        for row in rows:
-            self.rows += 1
-            if "label" in row:
-                self.labels[int(row["label"])] += 1
-            yield row
+        """Pass rows through, counting them and their labels; at the end, or an error, close their files."""
+        try:
+            for row in rows:
+                self.rows += 1
+                if "label" in row:
+                    self.labels[int(row["label"])] += 1
+                yield row
+        finally:
+            for file in self._open:
+                file.close()
+            self._open.clear()
 
     def opened(self, file: BufferedReader) -> None:
         """Follow the position of an input file."""
@@ -59,8 +64,9 @@ class Audit:
 
     def closed(self, file: BufferedReader, size: int) -> None:
         """Count a finished input file as wholly read."""
-        self._open.remove(file)
-        self.swallowed(size)
+        if file in self._open:
+            self._open.remove(file)
+            self.swallowed(size)
 
     def swallowed(self, size: int) -> None:
         """Count a file that was read in one gulp."""

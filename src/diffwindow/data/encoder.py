@@ -26,19 +26,26 @@ def token_dtype(vocab_size: int) -> np.dtype[np.unsignedinteger]:
 
 
 class _Words(dict[str, bytes]):
-    """The encoded ids of words, filled on demand and emptied when full."""
+    """The encoded ids of words, filled on demand.
+
+    When full it becomes the old generation, from which words that occur again are taken back; the others go.
+    """
 
     def __init__(self, tokenizer: Tokenizer, before: str) -> None:
         super().__init__()
         self._tokenizer = tokenizer
         self._before = before
         self._dtype = token_dtype(tokenizer.vocab_size)
+        self._old: dict[str, bytes] = {}
 
     def __missing__(self, word: str) -> bytes:
+        encoded = self._old.get(word)
+        if encoded is None:
+            encoded = np.array(self._tokenizer.encode(self._before + word), self._dtype).tobytes()
         if len(self) >= CACHED_WORDS:
+            self._old = dict(self)
             self.clear()
-        ids = self._tokenizer.encode(self._before + word)
-        self[word] = encoded = np.array(ids, self._dtype).tobytes()
+        self[word] = encoded
         return encoded
 
 

@@ -1,0 +1,56 @@
+"""Learn the vocabulary of a recipe in bounded memory, however big the corpus."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from diffwindow.data.audit import Audit, Row
+from diffwindow.data.chunks import CHUNK_ROWS
+from diffwindow.data.moses import pretokenizers
+from diffwindow.data.recipe import Recipe, Vocabulary
+from diffwindow.data.store import TASKS
+from diffwindow.data.tokenizer import Tokenizer
+
+Progress = Callable[[str, float], None]
+# a vocabulary is learned from this much text, spread over the corpus: learning takes some 2 kB of memory for
+# each distinct word, and more text adds rare words only
+TRAINING_CHARACTERS = 50_000_000
+
+
+def quiet(stage: str, fraction: float) -> None:
+    """Show no progress."""
+
+
+def train_vocabulary(recipe: Recipe, *, skip_bad: bool, progress: Progress = quiet) -> Tokenizer:
+    """Learn the recipe's vocabulary from rows spread over its first split, source and target together."""
+    source = next(iter(recipe.splits.values()))
+    first, total = source.estimated_rows(Audit(skip_bad=True), sample=CHUNK_ROWS)
+    characters = sum(map(len, texts_of(iter(first), recipe))) * total / max(1, len(first))
+    stride = max(1, round(characters / TRAINING_CHARACTERS))
+    audit = Audit(skip_bad=skip_bad)
+
+    def sampled() -> Iterator[Row]:
+        for number, row in enumerate(source.read(audit)):
+            if number % CHUNK_ROWS == 0:
+                progress("vocabulary", source.done(audit))
+            if number % stride == 0:
+                yield row
+
+    return trained(recipe.vocabulary, texts_of(sampled(), recipe))
+
+
+def trained(vocabulary: Vocabulary, lines: Iterator[str]) -> Tokenizer:
+    """Train the kind of tokenizer that `vocabulary` names."""
+    if vocabulary.kind == "words":
+        return Tokenizer.train_words(lines, vocabulary.size)
+    assert vocabulary.size is not None, "byte-level BPE needs a size"
+    return Tokenizer.train_bpe(lines, vocabulary.size)
+
+
+def texts_of(rows: Iterator[Row], recipe: Recipe) -> Iterator[str]:
+    """Yield every text of the rows, pre-tokenised as the recipe says."""
+    before = pretokenizers(recipe.moses)
+    for row in rows:
+        for field in TASKS[recipe.task]:
+            text = str(row[field])
+            yield before[field](text) if field in before else text

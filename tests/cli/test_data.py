@@ -1,0 +1,149 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from diffwindow.cli import main
+from diffwindow.data.store import Store
+from diffwindow.data.tokenizer import Tokenizer
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    monkeypatch.delenv("DIFFWINDOW_DATA", raising=False)
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["diffwindow", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        captured = capsys.readouterr()
+        return stop.value.code, captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture
+def pair(tmp_path):
+    (tmp_path / "a.en").write_text("one dog\ntwo dogs\n" * 50)
+    (tmp_path / "a.de").write_text("ein Hund\nzwei Hunde\n" * 50)
+    return ("--source", tmp_path / "a.en", "--target", tmp_path / "a.de", "--vocab-size", 280)
+
+
+def test_prepares_a_generated_corpus(run, tmp_path):
+    code, out, _ = run("prepare", "agreement", "--rows", 50, "--seed", 3, "--out", tmp_path / "store")
+    assert code == 0
+    assert "train: 50 rows" in out
+    assert len(Store.open(tmp_path / "store").split("train")) == 50
+    assert run("data", "check", tmp_path / "store")[0] == 0
+
+
+def test_prepares_parallel_files(run, pair, tmp_path):
+    extra = ("--valid-source", tmp_path / "a.en", "--valid-target", tmp_path / "a.de")
+    code, out, _ = run("prepare", *pair, *extra, "--out", tmp_path / "store")
+    assert code == 0
+    assert "valid: 100 rows" in out
+    store = Store.open(tmp_path / "store")
+    assert store.tokenizer.decode(store.split("valid")[1]["target"]) == "zwei Hunde"
+
+
+def test_prepares_tsv_and_text(run, tmp_path):
+    (tmp_path / "a.tsv").write_text("one\teins\n" * 3)
+    assert run("prepare", "--tsv", tmp_path / "a.tsv", "--vocab-size", 270, "--out", tmp_path / "t")[0] == 0
+    assert run("prepare", "--text", tmp_path / "a.tsv", "--vocab-size", 270, "--out", tmp_path / "l")[0] == 0
+    assert Store.open(tmp_path / "l").task == "lm"
+
+
+def test_bad_rows(run, pair, tmp_path):
+    (tmp_path / "a.de").write_text("ein Hund\n\n" * 50)
+    code, _, err = run("prepare", *pair, "--out", tmp_path / "store")
+    assert code == 2
+    assert err.count("\n") == 1
+    assert "a.de, line 2: empty target" in err
+    code, out, _ = run("prepare", *pair, "--out", tmp_path / "store", "--skip-bad")
+    assert code == 0
+    assert "skipped 50: empty target (first: " in out
+
+
+def test_dry_run_writes_nothing(run, pair, tmp_path):
+    before = set(tmp_path.iterdir())
+    code, out, _ = run("prepare", *pair, "--out", tmp_path / "store", "--dry-run")
+    assert code == 0
+    assert out.startswith("about train 100 rows")
+    assert set(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    (["prepare", "--out", "x"], "give one of a corpus, --source with --target, --tsv or --text, not none"),
+    (["prepare", "sst2", "--text", "a", "--out", "x"], "not a corpus and --text"),
+    (["prepare", "--source", "a", "--out", "x"], "there is no file a"),
+    (["prepare", "agrement", "--out", "x"], "did you mean 'agreement'"),
+    (["data", "check", "nowhere"], "nowhere is not a prepared corpus"),
+    (["data", "get", "sst9"], "no corpus is called 'sst9'"),
+])  # fmt: skip
+def test_mistakes_are_one_sentence(run, arguments, message):
+    code, _, err = run(*arguments)
+    assert code == 2
+    assert message in err
+    assert err.startswith("diffwindow: ")
+    assert err.count("\n") == 1
+
+
+def test_missing_side(run, pair, tmp_path):
+    code, _, err = run("prepare", *pair[:2], "--out", tmp_path / "store")
+    assert (code, "--target is missing" in err) == (2, True)
+    code, _, err = run("prepare", *pair, "--valid-source", tmp_path / "a.en", "--out", tmp_path / "store")
+    assert (code, "--valid-target is missing" in err) == (2, True)
+
+
+def test_lists_the_corpora(run):
+    code, out, _ = run("data", "list")
+    assert code == 0
+    assert "wmt14-en-fr" in out
+    assert "statmt.org" in out
+    assert "trees/{train,dev,test}.txt" in run("data", "get", "sst2")[1]
+
+
+HELP = """
+import sys
+from diffwindow.cli import main
+sys.argv = ["diffwindow", "--help"]
+try:
+    main()
+except SystemExit:
+    assert not {"torch", "numpy", "tokenizers"} & set(sys.modules)
+"""
+
+
+def test_help_loads_neither_torch_nor_numpy():
+    done = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "prepare" in done.stdout
+
+
+def test_ctrl_c_says_how_to_go_on(tmp_path):
+    lines = 100_000
+    with (tmp_path / "a.txt").open("w") as file:
+        file.writelines(f"line {i} of a long text that takes a while\n" for i in range(lines))
+    Tokenizer.train_bpe(["line of a long text that takes a while"], 280).save(tmp_path / "tokenizer.json")
+    command = [sys.executable, "-m", "diffwindow", "prepare", "--text", "a.txt", "--out", "store"]
+    command += ["--tokenizer", "tokenizer.json", "--workers", "2"]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=_absolute())
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "store.partial/train.text.tokens").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err.splitlines()[-1] == "interrupted; the same command goes on from store.partial"
+    assert "Traceback" not in err
+    assert not (tmp_path / "store").exists()
+    done = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True, env=_absolute())
+    assert f"{lines:,} rows" in done.stdout
+
+
+def _absolute():
+    paths = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}

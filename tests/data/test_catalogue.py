@@ -1,0 +1,101 @@
+from dataclasses import replace
+
+import pytest
+
+from diffwindow.data.audit import Audit
+from diffwindow.data.catalogue import CATALOGUE
+from diffwindow.data.corpora import CORPORA, GENERATED, recipe_of
+from diffwindow.data.download import download, entry_of, instructions
+from diffwindow.data.prepare import prepare
+
+TRANSLATION = {"translation": {"en": "one\ntwo", "de": "eins zwei", "fr": "un deux"}}
+HUB_ROWS = {
+    "wmt/wmt14": TRANSLATION,
+    "bentrevett/multi30k": {"en": "a man", "de": "ein Mann"},
+    "nyu-mll/glue": {"sentence": "very good", "label": 1},
+    "stanfordnlp/imdb": {"text": "Good.\tReally.", "label": 0},
+    "Salesforce/wikitext": {"text": " = Title = \n"},
+}
+
+
+def test_the_catalogue_lists_what_can_be_prepared():
+    assert {entry.name for entry in CATALOGUE} == {*CORPORA, *GENERATED}
+    assert {entry.name for entry in CATALOGUE if entry.generated} == set(GENERATED)
+
+
+@pytest.mark.parametrize("entry", [entry for entry in CATALOGUE if entry.hub], ids=lambda entry: entry.name)
+def test_downloaded_files_are_what_the_recipe_reads(entry, tmp_path):
+    asked = []
+
+    def load(path, config, split):
+        asked.append((path, config, split))
+        return [HUB_ROWS[path]] * 30
+
+    assert set(download(entry.hub, tmp_path, load=load).values()) == {30}
+    recipe = recipe_of(entry.name, tmp_path).adjusted(vocab_size=300, moses=None)
+    # the hub's one text lands on one side of a division by hash; the other is empty
+    filled = {split: source for split, source in recipe.splits.items() if list(source.read(Audit()))}
+    assert "test" in filled or "valid" in filled
+    store = prepare(replace(recipe, splits=filled), tmp_path / "store")
+    assert len(store.split("test" if "test" in store.splits else "valid")) == 30
+    # files already there are not fetched again
+    asked.clear()
+    assert download(entry.hub, tmp_path, load=load) == {}
+    assert not asked
+
+
+def test_an_interrupted_download_leaves_no_file(tmp_path):
+    def load(path, config, split):
+        yield TRANSLATION
+        raise ConnectionError("gone")
+
+    with pytest.raises(ConnectionError):
+        download(entry_of("wmt14-en-de").hub, tmp_path, load=load)
+    assert not (tmp_path / "wmt14-en-de/train.en").exists()
+
+
+def test_instructions_say_what_to_put_where(tmp_path):
+    text = instructions(entry_of("sst2"), tmp_path)
+    assert "https://nlp.stanford.edu/sentiment/" in text
+    assert str(tmp_path / "trees/{train,dev,test}.txt") in text
+    assert "diffwindow prepare agreement" in instructions(entry_of("agreement"), tmp_path)
+    with pytest.raises(ValueError, match="no corpus is called 'sst9'"):
+        entry_of("sst9")
+
+
+def test_missing_corpora_are_explained(tmp_path):
+    with pytest.raises(ValueError, match="did you mean 'multi30k-en-de'"):
+        recipe_of("multi30k-en-d", tmp_path)
+    with pytest.raises(ValueError, match=r"say where they are with --data DIR or \$DIFFWINDOW_DATA"):
+        recipe_of("sst2", None)
+    with pytest.raises(ValueError, match="is not a folder"):
+        recipe_of("sst2", tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="holds none of sst/trees_train"):
+        recipe_of("sst2", tmp_path)
+    with pytest.raises(ValueError, match=r"holds no news\.en\.heldout-000\* shard"):
+        recipe_of("lm1b", tmp_path)
+
+
+def test_lm1b_shards(tmp_path):
+    for name, line in {
+        "en-00001": "a b",
+        "en-00002": "c",
+        "en.heldout-00000": "t",
+        "en.heldout-00001": "v",
+    }.items():
+        (tmp_path / f"news.{name}-of-00100").write_text(line + "\n")
+    store = prepare(recipe_of("lm1b", tmp_path), tmp_path / "store")
+    texts = {
+        name: [store.tokenizer.decode(row["text"]) for row in split] for name, split in store.splits.items()
+    }
+    assert texts == {"train": ["a b", "c"], "valid": ["<unk>"], "test": ["<unk>"]}
+
+
+def test_linzen_corpus(tmp_path):
+    header = "sentence\tverb_pos\tverb_index\tn_diff_intervening\tdistance\n"
+    lines = [f"the key number {i} is here\tVBZ\t5\t0\t3\n" for i in range(3_000)]
+    (tmp_path / "agr_50_mostcommon_10K.tsv").write_text(header + "".join(lines))
+    store = prepare(recipe_of("sva-linzen", tmp_path), tmp_path / "store")
+    sizes = {name: len(split) for name, split in store.splits.items()}
+    assert sum(sizes.values()) == 3_000
+    assert sizes["test"] == pytest.approx(2_700, rel=0.03)
