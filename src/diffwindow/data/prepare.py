@@ -16,6 +16,8 @@ from diffwindow.data.vocabulary import Progress, quiet, train_vocabulary
 from diffwindow.data.writer import PartialStore, SplitWriter
 from diffwindow.files import sha256_of
 
+__all__ = ["CHECKPOINT_SECONDS", "Progress", "prepare", "quiet"]
+
 CHECKPOINT_SECONDS = 5.0
 
 
