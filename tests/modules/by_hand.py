@@ -4,6 +4,8 @@ import math
 
 import torch
 
+from diffwindow.modules.view import padded_view
+
 WIDTH, HEADS = 8, 2
 HEAD = WIDTH // HEADS
 
@@ -62,11 +64,7 @@ def real_keys(mask, b):
     return [j for j in range(mask.shape[1]) if mask[b, j]]
 
 
-def attend(attention, queries, keys, mask, **options):
+def attend(attention, queries, keys, mask, *, is_causal=False):
     """Run the module's own way through its projected interface."""
-    return attention.attend(
-        attention.project_queries(queries),
-        attention.project_keys(keys),
-        attn_mask=mask[:, None, None, :],
-        **options,
-    )
+    view = padded_view(mask, is_causal=is_causal)
+    return attention.attend(attention.project_queries(queries), attention.project_keys(keys), view)

@@ -10,7 +10,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from diffwindow.modules.key_cache import KeyCache
-from diffwindow.modules.view import View, padded_view
+from diffwindow.modules.view import EVERYTHING, View, padded_view
 
 
 @dataclass
@@ -26,7 +26,7 @@ class DecodingState:
     num_sentences: int
     num_hypotheses: int = 1
     memory: list[Tensor] = field(default_factory=list)
-    memory_view: View = View()  # noqa: RUF009 (a constant)
+    memory_view: View = EVERYTHING
     origin: Int[Tensor, " rows"] | None = None
 
     @property
@@ -37,7 +37,7 @@ class DecodingState:
     def view(self) -> View:
         """Give what the next token of every hypothesis sees: its whole prefix and itself, not the padding."""
         if self.origin is None:
-            return View()
+            return EVERYTHING
         key = torch.arange(self.length + 1, device=self.origin.device)
         return padded_view(key >= self.origin[:, None])
 

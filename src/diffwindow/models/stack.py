@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from diffwindow.models.decoding import DecodingState
 from diffwindow.modules.key_cache import KeyCache
 from diffwindow.modules.layers import AttentionBlock, LayerOptions, TransformerLayer
-from diffwindow.modules.view import View
+from diffwindow.modules.view import EVERYTHING, View
 from diffwindow.notation import Attention
 
 
@@ -38,7 +38,7 @@ class TransformerStack(nn.Module):
         view: View,
         *,
         memory: Sequence[Float[Tensor, "b k _"]] = (),
-        memory_view: View = View(),  # noqa: B008 (a constant)
+        memory_view: View = EVERYTHING,
         caches: Sequence[KeyCache] = (),
     ) -> Float[Tensor, "rows q d"]:
         """Run all layers, each with its projected `memory` and its cache where there are any."""

@@ -18,7 +18,6 @@ class BandAttention(GlobalAttention):
         self,
         queries: Float[Tensor, "b q queries"],
         num_keys: int,
-        *,
         attn_mask: Bool[Tensor, "..."] | None,
     ) -> Bool[Tensor, "q k"]:
         """Mark the band."""

@@ -22,7 +22,6 @@ class BellAttention(GlobalAttention):
         self,
         queries: Float[Tensor, "b q queries"],
         num_keys: int,
-        *,
         attn_mask: Bool[Tensor, "..."] | None,
     ) -> Float[Tensor, "h q k"]:
         """Give the logarithm of each head's Gaussian."""

@@ -1,11 +1,12 @@
 """GaussianAttention: Luong's local-p, cross-attention around a predicted source position."""
 
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from diffwindow import functional, ops
+from diffwindow import functional
 from diffwindow.modules.pointer import Pointer, real_positions
 from diffwindow.modules.stacked_attention import StackedAttention
+from diffwindow.modules.view import EVERYTHING, View
 
 
 class GaussianAttention(StackedAttention):
@@ -24,13 +25,10 @@ class GaussianAttention(StackedAttention):
         self,
         queries: Float[Tensor, "b q queries"],
         keys: Float[Tensor, "b k keys"],
-        *,
-        attn_mask: Bool[Tensor, "..."] | None = None,
-        is_causal: bool = False,
-        segment_origin: Int[Tensor, " b"] | None = None,
+        view: View = EVERYTHING,
     ) -> Float[Tensor, "b q d"]:
-        """Attend with projected queries and keys; `attn_mask` tells how long each source is."""
-        weights = self.maps(queries, keys, attn_mask=attn_mask, is_causal=is_causal)
+        """Attend with projected queries and keys; the view's mask tells how long each source is."""
+        weights = self.maps(queries, keys, view)
         _, v = self._split_heads(keys)
         return self._merge_heads(functional.attend(weights, v))
 
@@ -38,19 +36,16 @@ class GaussianAttention(StackedAttention):
         self,
         queries: Float[Tensor, "b q queries"],
         keys: Float[Tensor, "b k keys"],
-        *,
-        attn_mask: Bool[Tensor, "..."] | None = None,
-        is_causal: bool = False,
-        segment_origin: Int[Tensor, " b"] | None = None,
+        view: View = EVERYTHING,
     ) -> Float[Tensor, "b h q k"]:
         """Give the weights of `attend`."""
         (q,) = self._split_heads(queries)
         k, _ = self._split_heads(keys)
-        count, position = real_positions(queries, keys.shape[1], attn_mask)
+        count, position = real_positions(queries, keys.shape[1], view.attn_mask)
         (centre,) = self.pointer(queries)
         distance = position - count * centre
         near = distance.abs() <= self.size
-        visible = ops.visible_mask(q, k, attn_mask=attn_mask, is_causal=is_causal)
+        visible = view.visible(q, k)
         return functional.multiplicative_weights(
             functional.scores(q, k),
             (-distance.square() / (2 * (self.size / 2) ** 2)).exp(),

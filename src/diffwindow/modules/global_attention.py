@@ -1,11 +1,12 @@
 """GlobalAttention: the plain Transformer's attention, and the ground for those that bias its scores."""
 
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
-from diffwindow import functional, ops
+from diffwindow import functional
 from diffwindow.modules.stacked_attention import StackedAttention
+from diffwindow.modules.view import EVERYTHING, View
 
 
 class GlobalAttention(StackedAttention):
@@ -18,7 +19,6 @@ class GlobalAttention(StackedAttention):
         self,
         queries: Float[Tensor, "b q queries"],
         num_keys: int,
-        *,
         attn_mask: Bool[Tensor, "..."] | None,
     ) -> Tensor | None:
         """Give what to add to the scores, or a boolean mask to apply to them, broadcasting to `[b h q k]`."""
@@ -28,21 +28,17 @@ class GlobalAttention(StackedAttention):
         self,
         queries: Float[Tensor, "b q queries"],
         keys: Float[Tensor, "b k keys"],
-        *,
-        attn_mask: Bool[Tensor, "..."] | None = None,
-        is_causal: bool = False,
-        segment_origin: Int[Tensor, " b"] | None = None,
+        view: View = EVERYTHING,
     ) -> Float[Tensor, "b q d"]:
         """Attend with projected queries and keys; there are no segments, so their origin has no effect."""
         (q,) = self._split_heads(queries)
         k, v = self._split_heads(keys)
-        bias = self.bias(queries, keys.shape[1], attn_mask=attn_mask)
-        if attn_mask is not None or bias is not None:
-            # PyTorch takes either its own causal mask or ours.
-            attn_mask = ops.visible_mask(q, k, attn_mask=attn_mask, is_causal=is_causal)
-            is_causal = False
+        bias = self.bias(queries, keys.shape[1], view.attn_mask)
+        # PyTorch takes either its own causal mask, which is the faster, or ours.
+        plain = view.attn_mask is None and bias is None
+        mask = None if plain else _join(bias, view.visible(q, k))
         heads = F.scaled_dot_product_attention(
-            q, k, v, _join(bias, attn_mask), dropout_p=self._active_dropout(), is_causal=is_causal
+            q, k, v, mask, dropout_p=self._active_dropout(), is_causal=plain and view.is_causal
         )
         return self._merge_heads(heads)
 
@@ -50,18 +46,13 @@ class GlobalAttention(StackedAttention):
         self,
         queries: Float[Tensor, "b q queries"],
         keys: Float[Tensor, "b k keys"],
-        *,
-        attn_mask: Bool[Tensor, "..."] | None = None,
-        is_causal: bool = False,
-        segment_origin: Int[Tensor, " b"] | None = None,
+        view: View = EVERYTHING,
     ) -> Float[Tensor, "b h q k"]:
         """Give the weights of `attend`, without dropout."""
         (q,) = self._split_heads(queries)
         k, _ = self._split_heads(keys)
-        bias = self.bias(queries, keys.shape[1], attn_mask=attn_mask)
-        visible = ops.visible_mask(q, k, attn_mask=attn_mask, is_causal=is_causal)
         scores = functional.scores(q, k)
-        joined = _join(bias, visible)
+        joined = _join(self.bias(queries, keys.shape[1], view.attn_mask), view.visible(q, k))
         if joined is None or not joined.is_floating_point():
             return functional.masked_softmax(scores, joined)
         return functional.masked_softmax(scores + joined, joined.isfinite())

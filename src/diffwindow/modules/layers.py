@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from diffwindow.modules.attention_kinds import build_attention
 from diffwindow.modules.key_cache import KeyCache
 from diffwindow.modules.stacked_attention import Maps
-from diffwindow.modules.view import View
+from diffwindow.modules.view import EVERYTHING, View
 from diffwindow.notation import Attention
 
 Norm = Literal["post", "pre"]
@@ -72,13 +72,13 @@ class AttentionBlock(Residual):
         queries, keys = self._project(x, memory)
         if cache is not None:
             keys = cache.append(keys)
-        return self.leave(x, self.attention.attend(queries, keys, **view._asdict()))
+        return self.leave(x, self.attention.attend(queries, keys, view))
 
     def maps(
         self, x: Float[Tensor, "b q d"], view: View, *, memory: Float[Tensor, "b k stack"] | None = None
     ) -> Maps:
         """Give what the attention does in `forward` with the same arguments."""
-        return self.attention.maps(*self._project(x, memory), **view._asdict())
+        return self.attention.maps(*self._project(x, memory), view)
 
     def _project(self, x: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor]:
         entered = self.enter(x)
@@ -127,7 +127,7 @@ class TransformerLayer(nn.Module):
         view: View,
         *,
         memory: Float[Tensor, "b k stack"] | None = None,
-        memory_view: View = View(),  # noqa: B008 (a constant)
+        memory_view: View = EVERYTHING,
         cache: KeyCache | None = None,
     ) -> Float[Tensor, "rows q d"]:
         """Run the layer; the rows of `x` may be several hypotheses of each sequence of `memory`."""

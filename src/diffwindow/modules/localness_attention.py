@@ -22,7 +22,6 @@ class LocalnessAttention(GlobalAttention):
         self,
         queries: Float[Tensor, "b q queries"],
         num_keys: int,
-        *,
         attn_mask: Bool[Tensor, "..."] | None,
     ) -> Float[Tensor, "b h q k"]:
         """Give the logarithm of each query's Gaussian."""

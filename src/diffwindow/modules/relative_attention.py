@@ -2,12 +2,13 @@
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from diffwindow import functional, ops
+from diffwindow import functional
 from diffwindow.modules.positions import relative_positions
 from diffwindow.modules.stacked_attention import StackedAttention
+from diffwindow.modules.view import EVERYTHING, View
 
 
 class RelativeAttention(StackedAttention):
@@ -29,13 +30,10 @@ class RelativeAttention(StackedAttention):
         self,
         queries: Float[Tensor, "b q queries"],
         keys: Float[Tensor, "b k keys"],
-        *,
-        attn_mask: Bool[Tensor, "..."] | None = None,
-        is_causal: bool = False,
-        segment_origin: Int[Tensor, " b"] | None = None,
+        view: View = EVERYTHING,
     ) -> Float[Tensor, "b q d"]:
         """Attend with projected queries and keys, the queries being the last of the keys."""
-        weights = self.maps(queries, keys, attn_mask=attn_mask, is_causal=is_causal)
+        weights = self.maps(queries, keys, view)
         _, v = self._split_heads(keys)
         # The weight that a query gives to each distance, which is what the value table's rows get.
         by_distance = weights.new_zeros(*weights.shape[:3], 2 * self.size + 1)
@@ -48,10 +46,7 @@ class RelativeAttention(StackedAttention):
         self,
         queries: Float[Tensor, "b q queries"],
         keys: Float[Tensor, "b k keys"],
-        *,
-        attn_mask: Bool[Tensor, "..."] | None = None,
-        is_causal: bool = False,
-        segment_origin: Int[Tensor, " b"] | None = None,
+        view: View = EVERYTHING,
     ) -> Float[Tensor, "b h q k"]:
         """Give the weights of `attend`."""
         (q,) = self._split_heads(queries)
@@ -59,7 +54,7 @@ class RelativeAttention(StackedAttention):
         scores = functional.scores(q, k)
         by_distance = functional.scores(q, self.key_table.expand(*q.shape[:2], -1, -1))
         scores = scores + by_distance.gather(-1, self._rows(queries, keys).expand_as(scores))
-        visible = ops.visible_mask(q, k, attn_mask=attn_mask, is_causal=is_causal)
+        visible = view.visible(q, k)
         weights = functional.masked_softmax(scores, visible)
         return F.dropout(weights, self._active_dropout(), training=self.training)
 

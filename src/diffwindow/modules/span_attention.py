@@ -32,7 +32,6 @@ class SpanAttention(GlobalAttention):
         self,
         queries: Float[Tensor, "b q queries"],
         num_keys: int,
-        *,
         attn_mask: Bool[Tensor, "..."] | None,
     ) -> Float[Tensor, "h q k"]:
         """Give log m; what the span does not reach is -inf, with no gradient."""

@@ -2,10 +2,11 @@
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from diffwindow import ops
+from diffwindow.modules.view import EVERYTHING, View
 
 Maps = ops.WindowMaps | Float[Tensor, "b h q k"]
 
@@ -68,22 +69,16 @@ class StackedAttention(nn.Module):
         self,
         queries: Float[Tensor, "b q queries"],
         keys: Float[Tensor, "b k keys"],
-        *,
-        attn_mask: Bool[Tensor, "..."] | None = None,
-        is_causal: bool = False,
-        segment_origin: Int[Tensor, " b"] | None = None,
+        view: View = EVERYTHING,
     ) -> Float[Tensor, "b q d"]:
-        """Attend with projected queries and keys; `attn_mask` is as in `ops`, True where a query may look."""
+        """Attend with projected queries and keys, to what `view` shows."""
         raise NotImplementedError
 
     def maps(
         self,
         queries: Float[Tensor, "b q queries"],
         keys: Float[Tensor, "b k keys"],
-        *,
-        attn_mask: Bool[Tensor, "..."] | None = None,
-        is_causal: bool = False,
-        segment_origin: Int[Tensor, " b"] | None = None,
+        view: View = EVERYTHING,
     ) -> Maps:
         """Give what `attend` does with these arguments: its weights and, where it has one, its window."""
         raise NotImplementedError

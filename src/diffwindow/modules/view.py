@@ -3,8 +3,10 @@
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+from diffwindow import ops
 
 
 class View(NamedTuple):
@@ -13,6 +15,10 @@ class View(NamedTuple):
     attn_mask: Bool[Tensor, "..."] | None = None
     is_causal: bool = False
     segment_origin: Int[Tensor, " b"] | None = None
+
+    def visible(self, q: Float[Tensor, "b h q e"], k: Float[Tensor, "b h k e"]) -> Bool[Tensor, "..."] | None:
+        """Give the masks as one; None means that everything is visible."""
+        return ops.visible_mask(q, k, attn_mask=self.attn_mask, is_causal=self.is_causal)
 
     def select(self, sequences: Int[Tensor, " b2"]) -> "View":
         """Keep these sequences of the batch, where the view tells them apart."""
@@ -29,6 +35,9 @@ class View(NamedTuple):
             return None
         position = torch.arange(length, device=self.segment_origin.device)
         return (position - self.segment_origin[:, None]).clamp(min=0)
+
+
+EVERYTHING = View()
 
 
 def padded_view(mask: Bool[Tensor, "b n"] | None, *, is_causal: bool = False) -> View:

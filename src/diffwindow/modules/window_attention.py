@@ -3,13 +3,14 @@
 from functools import partial
 from typing import Literal, get_args
 
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from diffwindow import functional, ops
 from diffwindow.functional import EXPECTATIONS, Expectation
 from diffwindow.modules.masks import first_visible_key, visible_keys
 from diffwindow.modules.stacked_attention import StackedAttention
+from diffwindow.modules.view import EVERYTHING, View
 
 Window = Literal["additive", "multiplicative"]
 WINDOWS: tuple[str, ...] = get_args(Window)
@@ -81,15 +82,15 @@ class WindowAttention(StackedAttention):
         batched = query.dim() == 3
         query, key, value = self._as_batches(query, key, value)
         queries, keys = self._project(query, key, value)
-        visible, origin = self._masks(query, key, key_padding_mask, attn_mask, batched=batched)
+        view = self._view(query, key, key_padding_mask, attn_mask, is_causal=is_causal, batched=batched)
         weights = None
         if need_weights:
-            maps = self.maps(queries, keys, attn_mask=visible, is_causal=is_causal, segment_origin=origin)
+            maps = self.maps(queries, keys, view)
             output = self._merge_heads(functional.attend(maps.weights, self._split_heads(keys)[-1]))
             weights = maps.weights.mean(1) if average_attn_weights else maps.weights
             weights = weights if batched else weights.squeeze(0)
         else:
-            output = self.attend(queries, keys, attn_mask=visible, is_causal=is_causal, segment_origin=origin)
+            output = self.attend(queries, keys, view)
         if not batched:
             return output.squeeze(0), weights
         return (output if self.batch_first else output.transpose(0, 1)), weights
@@ -112,20 +113,16 @@ class WindowAttention(StackedAttention):
         """
         batched = query.dim() == 3
         query, key, _ = self._as_batches(query, key, key)
-        visible, origin = self._masks(query, key, key_padding_mask, attn_mask, batched=batched)
-        queries, keys = self._project(query, key, key)
-        return self.maps(queries, keys, attn_mask=visible, is_causal=is_causal, segment_origin=origin)
+        view = self._view(query, key, key_padding_mask, attn_mask, is_causal=is_causal, batched=batched)
+        return self.maps(*self._project(query, key, key), view)
 
     def attend(
         self,
         queries: Float[Tensor, "b q queries"],
         keys: Float[Tensor, "b k keys"],
-        *,
-        attn_mask: Bool[Tensor, "..."] | None = None,
-        is_causal: bool = False,
-        segment_origin: Int[Tensor, " b"] | None = None,
+        view: View = EVERYTHING,
     ) -> Float[Tensor, "b q d"]:
-        """Attend with projected queries and keys; `attn_mask` is as in `ops`, True where a query may look."""
+        """Attend with projected queries and keys, to what `view` shows."""
         q, q_left, q_right, *q_local = self._split_heads(queries)
         k, k_left, k_right, *k_local, v = self._split_heads(keys)
         operation = (
@@ -135,10 +132,8 @@ class WindowAttention(StackedAttention):
         )
         heads = operation(
             ops.Boundaries(q_left, k_left, q_right, k_right),
-            attn_mask=attn_mask,
-            is_causal=is_causal,
+            **view._asdict(),
             segment_size=self.segment_size,
-            segment_origin=segment_origin,
             expectation=self.expectation,
             dropout_p=self._active_dropout(),
             impl=self.impl,
@@ -149,10 +144,7 @@ class WindowAttention(StackedAttention):
         self,
         queries: Float[Tensor, "b q queries"],
         keys: Float[Tensor, "b k keys"],
-        *,
-        attn_mask: Bool[Tensor, "..."] | None = None,
-        is_causal: bool = False,
-        segment_origin: Int[Tensor, " b"] | None = None,
+        view: View = EVERYTHING,
     ) -> ops.WindowMaps:
         """Give what `attend` does with these arguments to each pair of query and key."""
         q, q_left, q_right, *q_local = self._split_heads(queries)
@@ -162,10 +154,8 @@ class WindowAttention(StackedAttention):
             k,
             ops.Boundaries(q_left, k_left, q_right, k_right),
             (q_local[0], k_local[0]) if self.window == "additive" else None,
-            attn_mask=attn_mask,
-            is_causal=is_causal,
+            **view._asdict(),
             segment_size=self.segment_size,
-            segment_origin=segment_origin,
             expectation=self.expectation,
             dropout_p=self._active_dropout(),
         )
@@ -208,20 +198,22 @@ class WindowAttention(StackedAttention):
             )
         return batch_query, batch_key, batch_value
 
-    def _masks(
+    def _view(
         self,
         query: Tensor,
         key: Tensor,
         key_padding_mask: Tensor | None,
         attn_mask: Tensor | None,
         *,
+        is_causal: bool,
         batched: bool,
-    ) -> tuple[Tensor | None, Tensor | None]:
+    ) -> View:
         """Read the call's masks: which keys are visible, and where the segments start."""
         if key_padding_mask is not None and not batched:
             key_padding_mask = key_padding_mask.unsqueeze(0)
         shape = (query.shape[0], self.num_heads, query.shape[1], key.shape[1])
-        return visible_keys(key_padding_mask, attn_mask, shape), first_visible_key(key_padding_mask)
+        visible = visible_keys(key_padding_mask, attn_mask, shape)
+        return View(visible, is_causal, first_visible_key(key_padding_mask))
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         if query is key and key is value:
