@@ -69,6 +69,18 @@ def test_every_attention_trains(attention):
             assert parameter.grad.ne(0).any(), name
 
 
+@pytest.mark.parametrize("attention", notations())
+def test_every_attention_runs_in_mixed_precision(attention):
+    model, source, target = translator(attention).float(), tokens(2, 6), tokens(2, 5)
+    expected = model.loss(source, target, target)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model.loss(source, target, target)
+    loss.total.backward()
+    # bfloat16 keeps 8 bits: two or three digits.
+    assert_close(loss.total, expected.total, rtol=0.03, atol=0)
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
 def test_loss_is_the_cross_entropy_of_the_logits():
     model, source, target, labels = translator("Global"), tokens(2, 6), tokens(2, 5), tokens(2, 5, seed=4)
     labels[1, 3:] = 0

@@ -69,9 +69,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             if grad_hidden is not None:
                 grad_hidden[rows] = grad @ weight.to(grad.dtype)
             if grad_weight is not None:
-                grad_weight.addmm_(grad.T, hidden[rows]) if grad.dtype == weight.dtype else grad_weight.add_(
-                    grad.T @ hidden[rows]
-                )
+                grad_weight.addmm_(grad.T.to(weight.dtype), hidden[rows].to(weight.dtype))
         ctx.save_for_backward(grad_hidden, grad_weight)
         ctx.mark_non_differentiable(nll)
         return total, nll

@@ -1,5 +1,6 @@
 """The predicted centres that Yang's and Luong's attentions place their Gaussians at."""
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
@@ -27,5 +28,8 @@ def real_positions(
     queries: Float[Tensor, "b q d"], num_keys: int, attn_mask: Bool[Tensor, "..."] | None
 ) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."]]:
     """Count the visible keys, n, and give the place of each among them, from 0: where a pointer points."""
-    visible = queries.new_ones(1, num_keys) if attn_mask is None else attn_mask.to(queries.dtype)
+    # Half precision cannot count beyond a few hundred.
+    dtype = torch.promote_types(queries.dtype, torch.float32)
+    mask = queries.new_ones(1, num_keys) if attn_mask is None else attn_mask
+    visible = mask.to(dtype)
     return visible.sum(-1, keepdim=True), visible.cumsum(-1) - 1
