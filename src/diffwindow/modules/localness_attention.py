@@ -28,5 +28,5 @@ class LocalnessAttention(GlobalAttention):
         count, position = real_positions(queries, num_keys, attn_mask)
         centre, window = self.pointer(queries)
         deviation = count * window / 2
-        bias = -(position - count * centre).square() / (2 * deviation.square())
+        bias: Tensor = -(position - count * centre).square() / (2 * deviation.square())
         return bias.to(queries.dtype)
