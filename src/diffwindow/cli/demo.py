@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from diffwindow.tasks.trained import Trained
 
 ATTENTIONS = ("Global", "Enc(MW)", "Enc(AW)")
+FRAME = "query by key; framed: the gold window, from the subject phrase to the verb"
 ROWS, UPDATES, BATCH_TOKENS = 4000, 450, 2048
 
 
@@ -112,7 +113,7 @@ def _row(trained: Trained, found: Evaluation, against: dict[str, Any]) -> Row:
         accuracy=100 * accuracy["value"],
         low=100 * accuracy["low"],
         high=100 * accuracy["high"],
-        by_attractors={count: 100 * one["value"] for count, one in found.metrics["by_attractors"].items()},
+        by_attractors=_by_attractors(found.metrics["by_attractors"]),
         p_against_first=against["accuracy"]["p"],
         attention_inside=fit["attention_inside"],
         window_overlap=fit["overlap"],
@@ -121,14 +122,23 @@ def _row(trained: Trained, found: Evaluation, against: dict[str, Any]) -> Row:
     )
 
 
+def _by_attractors(groups: dict[str, dict[str, Any]]) -> dict[str, float]:
+    """Give the accuracy with 0, 1, 2 and with 3 attractors or more, which are few."""
+    kinds = {"0": ["0"], "1": ["1"], "2": ["2"], "3+": [count for count in groups if int(count) >= 3]}
+    found = {}
+    for name, counts in kinds.items():
+        some = [groups[count] for count in counts if count in groups]
+        if some:
+            found[name] = 100 * sum(one["correct"] for one in some) / sum(one["total"] for one in some)
+    return found
+
+
 def _lines(table: list[Row], sentences: int) -> list[str]:
-    counts = sorted({count for row in table for count in row.by_attractors}, key=int)
+    counts = list(table[0].by_attractors)
     head = ["attention", "parameters", "accuracy", "95 %", "p", *(f"{c} attr." for c in counts)]
     body = [[*head, "inside", "overlap", "best head"]]
     for row in table:
-        by_count = [
-            f"{row.by_attractors[count]:.1f}" if count in row.by_attractors else "" for count in counts
-        ]
+        by_count = [f"{row.by_attractors[count]:.1f}" for count in counts]
         p = "" if row is table[0] else f"{row.p_against_first:.3f}"
         overlaps = ["-" if value is None else f"{value:.3f}" for value in (row.window_overlap, row.best_head)]
         interval = f"{row.low:.1f}-{row.high:.1f}"
@@ -160,5 +170,5 @@ def _draw(windowed: Trained, plain: Trained, out: Path) -> Path:
     ours, other = cast("Classifier", windowed.model), cast("Classifier", plain.model)
     tokens, panels = window_panels(task, ours, other, "test", index)
     path = out / "windows.png"
-    save_figure(attention_figure(panels, queries=tokens, keys=tokens), path)
+    save_figure(attention_figure(panels, queries=tokens, keys=tokens, title=FRAME), path)
     return path
