@@ -1,0 +1,155 @@
+"""Export a Translator, its encoder and one step of its decoder, through `torch.export` and to ONNX.
+
+Shapes: s sentences, n source tokens, w hypotheses of a sentence, t tokens before the step; all may vary.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+from diffwindow.files import replacing
+from diffwindow.models.decoding import DecodingState
+from diffwindow.models.translator import Translator
+from diffwindow.modules.key_cache import KeyCache
+from diffwindow.modules.view import padded_view
+from diffwindow.modules.window_attention import WindowAttention
+
+
+class Exported(NamedTuple):
+    """The two graphs that decode together.
+
+    Call them with `graph.module(check_guards=False)`: tracing a view that folds hypotheses into sentences
+    leaves guards against sizes of one, at which the graph is just as right.
+    """
+
+    encoder: ExportedProgram
+    step: ExportedProgram
+
+
+class EncoderGraph(nn.Module):
+    """From source tokens to the keys of each decoder layer."""
+
+    def __init__(self, model: Translator) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self, source: Int[Tensor, "s n"], source_mask: Bool[Tensor, "s n"]
+    ) -> tuple[Float[Tensor, "s n _"], ...]:
+        """Encode; the mask is True at real tokens."""
+        return tuple(self.model.begin(source, source_mask).memory)
+
+
+class StepGraph(nn.Module):
+    """From one token of each hypothesis, and what is kept of those before it, to the logits of the next."""
+
+    def __init__(self, model: Translator) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self,
+        tokens: Int[Tensor, "s w"],
+        source_mask: Bool[Tensor, "s n"],
+        memory: tuple[Float[Tensor, "s n _"], ...],
+        prefix: tuple[Float[Tensor, "s w t _"], ...],
+    ) -> tuple[Float[Tensor, "s w v"], tuple[Float[Tensor, "s w t2 _"], ...]]:
+        """Step; the prefix keys of each layer come out one token longer than they went in."""
+        caches = [_Grown(keys.flatten(0, 1)) for keys in prefix]
+        state = DecodingState(
+            caches=list[KeyCache](caches),
+            num_sentences=tokens.shape[0],
+            num_hypotheses=tokens.shape[1],
+            memory=list(memory),
+            memory_view=padded_view(source_mask),
+        )
+        logits = self.model.step(tokens, state)
+        return logits, tuple(cache.keys.unflatten(0, tokens.shape) for cache in caches)
+
+
+class _Grown(KeyCache):
+    """A cache that is a value: appending makes a new tensor, as a graph needs."""
+
+    def __init__(self, keys: Tensor) -> None:
+        super().__init__()
+        self.keys = keys
+        self.length = keys.shape[1]
+
+    def append(self, keys: Tensor) -> Tensor:
+        self.keys = torch.cat([self.keys, keys], dim=1)
+        return self.keys
+
+
+def empty_prefix(model: Translator, tokens: Int[Tensor, "s w"]) -> tuple[Float[Tensor, "s w 0 _"], ...]:
+    """Give the prefix keys of the first step, which are none."""
+    weight = model.embedding.weight
+    keys = (block.attention.project_keys(weight[:1, None]) for block in model.decoder.self_blocks())
+    return tuple(weight.new_empty(*tokens.shape, 0, key.shape[-1]) for key in keys)
+
+
+@torch.no_grad()
+def export(model: Translator) -> Exported:
+    """Export both graphs for any number of sentences, hypotheses and tokens."""
+    source, tokens = torch.full((2, 5), 4), torch.full((2, 3), 4)
+    mask = torch.ones_like(source, dtype=torch.bool)
+    memory = EncoderGraph(model)(source, mask)
+    prefix = tuple(x.new_zeros(2, 3, 4, x.shape[-1]) for x in empty_prefix(model, tokens))
+    s, n, w, t = Dim("sentences"), Dim("source_length"), Dim("hypotheses"), Dim("prefix_length")
+    by_source, by_prefix = {0: s, 1: n}, {0: s, 1: w, 2: t}
+    step_shapes = ({0: s, 1: w}, by_source, (by_source,) * len(memory), (by_prefix,) * len(prefix))
+    with _portable(model):
+        encoder = torch.export.export(
+            EncoderGraph(model), (source, mask), dynamic_shapes=(by_source, by_source), strict=False
+        )
+        step = torch.export.export(
+            StepGraph(model), (tokens, mask, memory, prefix), dynamic_shapes=step_shapes, strict=False
+        )
+    return Exported(encoder, step)
+
+
+def export_onnx(model: Translator, folder: str | Path) -> None:
+    """Write `encoder.onnx` and `step.onnx`, which run wherever ONNX does.
+
+    The encoder takes `source` and `source_mask` and gives `memory.0`, `memory.1`, …; the step takes `tokens`,
+    `source_mask`, the memory and `prefix.0`, … and gives `logits` and `grown.0`, …, its next prefix.
+    """
+    if find_spec("onnxscript") is None:
+        raise ValueError(
+            "ONNX export needs packages that are not installed; pip install 'diffwindow[export]'"
+        )
+    layers = range(model.config.decoder_layers)
+    memory, prefix, grown = ([f"{name}.{i}" for i in layers] for name in ("memory", "prefix", "grown"))
+    exported = export(model)
+    path = Path(folder)
+    path.mkdir(parents=True, exist_ok=True)
+    _write(exported.encoder, path / "encoder.onnx", ["source", "source_mask"], memory)
+    _write(exported.step, path / "step.onnx", ["tokens", "source_mask", *memory, *prefix], ["logits", *grown])
+
+
+def _write(program: ExportedProgram, path: Path, inputs: list[str], outputs: list[str]) -> None:
+    graph: Any = torch.onnx.export(
+        program, (), dynamo=True, input_names=inputs, output_names=outputs, verbose=False
+    )
+    with replacing(path) as temporary:
+        graph.save(temporary, external_data=False)
+
+
+@contextmanager
+def _portable(model: Translator) -> Iterator[None]:
+    """Let windows run in plain PyTorch meanwhile: no graph can hold a kernel made for this machine."""
+    windows = [module for module in model.modules() if isinstance(module, WindowAttention)]
+    before = [(window, window.impl) for window in windows]
+    try:
+        for window in windows:
+            window.impl = "reference"
+        yield
+    finally:
+        for window, impl in before:
+            window.impl = impl
