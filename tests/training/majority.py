@@ -1,6 +1,9 @@
 """A small task with dropout, so that lost randomness shows: does a sequence hold more ones than twos?"""
 
+import os
 import time
+import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -104,3 +107,22 @@ def outcome(folder: Path) -> dict[str, bytes]:
     """Give all that a finished run must repeat: checkpoints with weights and optimizer, model, log."""
     files = [*folder.glob("checkpoints/*/*"), *folder.glob("best/*/*"), *folder.glob("model/*")]
     return {str(path.relative_to(folder)): path.read_bytes() for path in [*files, folder / "log.jsonl"]}
+
+
+# a forked child has torch loaded already, and no thread of these tests holds a lock while they fork
+FORK_WARNING = "ignore:.*multi-threaded, use of fork:DeprecationWarning"
+
+
+def in_child(action: Callable[[], object]) -> int:
+    """Start a child process that does something, and exits with 0 if that went well; give its id."""
+    child = os.fork()
+    if child:
+        return child
+    code = 1
+    try:
+        action()
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from majority import MajorityTask, fit, outcome
+from majority import FORK_WARNING, MajorityTask, fit, in_child, outcome
 
 from diffwindow.models.weights import write_weights
 from diffwindow.training.checkpoint import CheckpointError, read_checkpoint, write_checkpoint
@@ -119,6 +119,7 @@ def test_a_full_disk_is_one_sentence_and_leaves_the_last_checkpoint(small_disk, 
     assert read_checkpoint(run / "checkpoints/00000030").state["update"] == 30
 
 
+@pytest.mark.filterwarnings(FORK_WARNING)
 def test_losing_the_right_to_write_is_one_sentence(tmp_path):
     """As another user where this one is root, who may write anywhere."""
     run, report = tmp_path / "run", tmp_path / "report"
@@ -130,13 +131,13 @@ def test_losing_the_right_to_write_is_one_sentence(tmp_path):
         if folder.stat().st_uid == os.getuid() and folder != Path("/tmp"):
             folder.chmod(0o755)
     run.chmod(0o555)
-    child = os.fork()
-    if not child:
+
+    def write_message() -> None:
         if os.getuid() == 0:
             os.setuid(NOBODY)
         report.write_text(_message(run))
-        os._exit(0)
-    os.waitpid(child, 0)
+
+    os.waitpid(in_child(write_message), 0)
     run.chmod(0o755)
     assert "Permission denied" in report.read_text()
     assert "the checkpoint of update 10 is good" in report.read_text()

@@ -8,21 +8,15 @@ import time
 from pathlib import Path
 
 import pytest
-from majority import MajorityTask, fit, outcome
+from majority import FORK_WARNING, MajorityTask, fit, in_child, outcome
 
-# a forked child has torch loaded already; the only thread here that holds locks is this one
-pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+pytestmark = pytest.mark.filterwarnings(FORK_WARNING)
 CHANGES = {"final": "average", "average_last": 3, "accumulate": 2}
 
 
 def run_for(folder: Path, seconds: float) -> bool:
     """Train in a child, kill it after a time, and say whether it was done before."""
-    child = os.fork()
-    if not child:
-        try:
-            fit(folder, MajorityTask(pause=0.002), **CHANGES)
-        finally:
-            os._exit(0 if (folder / "model").is_dir() else 1)
+    child = in_child(lambda: fit(folder, MajorityTask(pause=0.002), **CHANGES))
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         done, status = os.waitpid(child, os.WNOHANG)

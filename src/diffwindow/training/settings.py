@@ -148,16 +148,15 @@ def _sentence(error: ValidationError, layers: Layers) -> str:
 
 
 def _nearest(path: Keys) -> str:
+    """Name the setting that was meant: a right name in another section, or one spelled alike in this."""
     every = list(_names(Config))
-    name = ".".join(path)
-    near = difflib.get_close_matches(name, every, n=1, cutoff=0.6)
-    # a right name in the wrong section
-    same = [other for other in every if other.split(".")[-1] == path[-1]]
-    if same or near:
-        return f"did you mean {(same or near)[0]!r}?"
     section = ".".join(path[:-1])
-    inside = [other for other in every if other.rpartition(".")[0] == section]
-    return f"{section or 'the top level'} has {', '.join(other.rpartition('.')[2] for other in inside)}"
+    inside = [other.rpartition(".")[2] for other in every if other.rpartition(".")[0] == section]
+    elsewhere = [other for other in every if other.rpartition(".")[2] == path[-1]]
+    alike = [".".join((*path[:-1], name)) for name in difflib.get_close_matches(path[-1], inside, n=1)]
+    if elsewhere or alike:
+        return f"did you mean {(elsewhere or alike)[0]!r}?"
+    return f"{section or 'the top level'} has {', '.join(inside)}"
 
 
 def _names(model: type[BaseModel], prefix: str = "") -> Iterator[str]:

@@ -242,6 +242,8 @@ class Trainer(Generic[B]):
     def _finish(self) -> None:
         """Write the final model: the last, the best or the average of the last checkpoints."""
         config, best = self._config, self._state.best
+        # a run that was cut after its last checkpoint has not put away the old ones
+        self._prune()
         origin = f"of update {self._state.update}"
         if config.final == "average":
             updates = self._shelf.scheduled(config.save_every)[-config.average_last :]

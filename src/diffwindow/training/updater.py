@@ -58,10 +58,7 @@ class Updater(Generic[B]):
         module: nn.Module = Objective(task, model, world.device, precision)
         self._parallel: DistributedDataParallel | None = None
         if world.size > 1:
-            self._parallel = DistributedDataParallel(
-                module, broadcast_buffers=False, gradient_as_bucket_view=True
-            )
-            module = self._parallel
+            module = self._parallel = DistributedDataParallel(module, gradient_as_bucket_view=True)
         self._objective = torch.compile(module, dynamic=True) if config.compile else module
         self._exact = torch.float32 if device_type == "mps" else torch.float64
         # looking at a loss costs nothing on a CPU; on a GPU it would stop the queue of work

@@ -1,0 +1,103 @@
+import pytest
+import torch
+
+from diffwindow.models.build import build_model
+from diffwindow.tasks.registry import TASKS
+from diffwindow.training.presets import NAMES
+from diffwindow.training.settings import differences, resolve
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_preset_builds(name):
+    config = resolve(name)
+    fields = {"vocab_size": 100, **config.model_settings}
+    with torch.device("meta"):
+        model = build_model(TASKS[config.task.kind][1].read(fields))
+    assert sum(parameter.numel() for parameter in model.parameters()) > 0
+
+
+def test_there_is_a_preset_for_each_experiment():
+    expected = {"sst2", "imdb", "sva", "multi30k-en-de", "wmt14-en-de", "wmt14-en-fr", "lm1b", "wikitext2"}
+    assert expected | {"agreement", "reorder"} <= set(NAMES)
+
+
+def test_the_translation_presets_are_the_papers():
+    train = resolve("wmt14-en-de").train
+    assert (train.betas, train.eps, train.lr, train.warmup) == ((0.9, 0.98), 1e-8, 7e-4, 4000)
+    assert (train.schedule, train.warmup_from, train.clip_norm) == ("inverse_sqrt", 1e-7, None)
+    assert (train.max_tokens, train.accumulate, train.max_updates) == (4096, 8, 200_000)
+    assert (train.final, train.average_last) == ("average", 5)
+    assert resolve("wmt14-en-de").task.label_smoothing == 0.1
+    assert resolve("wmt14-en-fr").train.max_updates == 150_000
+    assert [resolve(name).train.max_updates for name in ("sst2", "imdb", "sva")] == [3_000, 10_000, 10_000]
+
+
+def test_flags_win_over_overrides_and_those_over_the_preset():
+    config = resolve("sst2", ["train.seed=3", "train.lr=1e-3"], {"train.seed": 4, "attention": "Enc(AW)"})
+    assert (config.train.seed, config.train.lr, config.attention) == (4, 1e-3, "Enc(AW)")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("train.max_update=3", "no setting 'train.max_update'; did you mean 'train.max_updates'"),
+        ("max_updates=3", "no setting 'max_updates'; did you mean 'train.max_updates'"),
+        ("train.zzz=3", "no setting 'train.zzz'; train has max_updates"),
+        ("train.max_updates=many", "train.max_updates='many'"),
+        ("train.max_updates=0", "greater than or equal to 1"),
+        ("train.final=mean", "'last', 'best' or 'average'"),
+        ("train.keep_last=2", "average_last=5 needs as many checkpoints, but keep_last=2"),
+        ("train", "is not key=value"),
+        ("train.max_updates.x=1", "train.max_updates is a value, not a section"),
+        ("model.embed_dims=8", "did you mean 'embed_dim'"),
+        ("attention=Enc(XW)", "XW"),
+        ("train.lr=[", "not valid YAML"),
+    ],
+)
+def test_a_mistake_is_one_sentence_with_its_place(override, message):
+    with pytest.raises(ValueError, match=r".") as caught:
+        resolve("multi30k-en-de", [override])
+    assert message in str(caught.value)
+    assert override in str(caught.value)
+
+
+def test_an_unknown_preset_names_the_nearest():
+    with pytest.raises(ValueError, match="sst2"):
+        resolve("sst")
+
+
+def test_a_file_changes_a_preset(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("preset: sst2\nattention: Enc(MW)\ntrain:\n  max_updates: 7\n  betas: [0.9, 0.99]\n")
+    config = resolve(str(path), ["train.seed=5"])
+    assert (config.name, config.attention, config.train.max_updates) == ("sst2", "Enc(MW)", 7)
+    assert (config.train.betas, config.train.seed) == ((0.9, 0.99), 5)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("preset: sst2\ntrain:\n  seed: 1\n  max_update: 7\n", "mine.yaml:4: there is no setting"),
+        ("preset: sst2\ntrain:\n  max_updates: x\n", "mine.yaml:3: train.max_updates='x'"),
+        ("preset: sst2\nmodel: {embed_dim: 9}\n", "mine.yaml:2: "),
+        ("preset: sst2\ntrain:\n\t- 1\n", "mine.yaml:3: not valid YAML"),
+        ("- 1\n", "mine.yaml: settings are sections"),
+        ("task: {kind: lm}\ndata: {corpus: lm1b}\n", "the setting 'train' is missing"),
+    ],
+)
+def test_a_mistake_in_a_file_is_named_with_its_line(tmp_path, text, message):
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r".") as caught:
+        resolve(str(path))
+    assert message in str(caught.value)
+
+
+def test_a_missing_file_is_one_sentence():
+    with pytest.raises(ValueError, match=r"cannot read none.yaml: No such file"):
+        resolve("none.yaml")
+
+
+def test_differences_are_named():
+    old, new = resolve("sst2"), resolve("sst2", ["train.lr=1", "model.num_layers=3"])
+    assert differences(old, new) == {"train.lr": (7e-4, 1.0), "model.num_layers": (2, 3)}
