@@ -18,8 +18,10 @@ def padded_sources():
     return source
 
 
-@every_translator
-@pytest.mark.parametrize("norm", ["post", "pre"])
+@pytest.mark.parametrize(
+    ("attention", "norm"),
+    [*((attention, "post") for attention in notations()), ("Enc(AW)-Cr(AW,Seg)-Dec(MW)", "pre")],
+)
 def test_steps_equal_the_whole(attention, norm):
     model, source, target = translator(attention, norm=norm), padded_sources(), tokens(3, 8)
     state = model.begin(source)
