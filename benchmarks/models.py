@@ -253,7 +253,7 @@ def main() -> None:
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     size = {"vocab_size": 2000, "layers": 2} if options.quick else {"vocab_size": 32768, "layers": 6}
-    sentences, longest, repeats = (8, 20, 3) if options.quick else (32, 48, 5)
+    sentences, longest, repeats = (8, 20, 3) if options.quick else (32, 48, 3)
     batch = mixed_batch(sentences, longest, size["vocab_size"])
     if options.peak:
         task, name = options.peak.split(":")
