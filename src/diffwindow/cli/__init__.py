@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from diffwindow.cli import data, demo, evaluate, model, train, translate
+from diffwindow.cli import data, demo, evaluate, model, reproduce, train, translate
 from diffwindow.cli.errors import spoken
 
 app = typer.Typer(
@@ -22,6 +22,7 @@ app.command("generate")(translate.generate)
 app.command("demo")(demo.demo)
 app.command("average")(train.average)
 app.command("list")(train.list_presets)
+app.command("reproduce")(reproduce.reproduce)
 app.command("prepare")(data.prepare)
 app.add_typer(data.app, name="data")
 

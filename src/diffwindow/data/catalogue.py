@@ -157,6 +157,10 @@ CATALOGUE = (
         "https://nlp.stanford.edu/sentiment/ (trainDevTestTrees_PTB.zip)", ("trees/{train,dev,test}.txt",),
     ),
     Entry(
+        "sst2-sentences", "sentiment, without the phrases", "6,920 sentences", RESEARCH,
+        "https://nlp.stanford.edu/sentiment/ (trainDevTestTrees_PTB.zip)", ("trees/{train,dev,test}.txt",),
+    ),
+    Entry(
         "sst5", "sentiment, five classes", "8,544 sentences, 159,274 phrases", RESEARCH,
         "https://nlp.stanford.edu/sentiment/ (trainDevTestTrees_PTB.zip)", ("trees/{train,dev,test}.txt",),
     ),

@@ -88,14 +88,14 @@ def _tatoeba(root: Path, *, target: str) -> Recipe:
     )
 
 
-def _sst(root: Path, *, name: str, labels: sst.Labels) -> Recipe:
+def _sst(root: Path, *, name: str, labels: sst.Labels, phrases: bool = True) -> Recipe:
     def tree(split: str, *, phrases: bool) -> Source:
         path = locate(
             root, f"sst/trees_{split}.ptb.txt", f"trees/{split}.txt", f"trees_{split}.ptb.txt", f"{split}.txt"
         )
         return _source(partial(sst.trees, labels=labels, phrases=phrases), path)
 
-    splits = {"train": tree("train", phrases=True), "valid": tree("dev", phrases=False)}
+    splits = {"train": tree("train", phrases=phrases), "valid": tree("dev", phrases=False)}
     splits["test"] = tree("test", phrases=False)
     return Recipe(name, "classification", splits, Vocabulary("bpe", 8_192))
 
@@ -217,6 +217,7 @@ CORPORA: dict[str, Callable[[Path], Recipe]] = {
     "tatoeba-en-de": partial(_tatoeba, target="de"),
     "tatoeba-en-fr": partial(_tatoeba, target="fr"),
     "sst2": partial(_sst, name="sst2", labels="binary"),
+    "sst2-sentences": partial(_sst, name="sst2-sentences", labels="binary", phrases=False),
     "sst5": partial(_sst, name="sst5", labels="five"),
     "sst2-glue": _sst2_glue,
     "imdb": _imdb,

@@ -1,0 +1,85 @@
+"""The verb `reproduce`: the paper's tables, run and reported."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Names = Annotated[str, typer.Option(metavar="KEY[;KEY]…", help="Only these; see `reproduce list`.")]
+
+
+def reproduce(
+    table: Annotated[str, typer.Argument(help="A table of `diffwindow reproduce list`, or `list`.")],
+    scale: Annotated[
+        str, typer.Option(help="paper: its own settings; mini: two cores; smoke: seconds.")
+    ] = "mini",
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds, counted from 1.")] = 1,
+    out: Annotated[Path, typer.Option(help="Folder of runs, corpora and reports.")] = Path("reproduced"),
+    data: Annotated[
+        Path | None, typer.Option(envvar="DIFFWINDOW_DATA", help="Folder with the raw files.")
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Rows trained at once, one thread each; all cores by default.")
+    ] = None,
+    columns: Names = "",
+    rows: Names = "",
+) -> None:
+    """Train and evaluate the rows of a table, and report them; the same command goes on where it stopped."""
+    if table == "list":
+        _list()
+        return
+    from diffwindow.cli.progress import shown
+    from diffwindow.reproduce.findings import findings
+    from diffwindow.reproduce.report import REPORT, write_report
+    from diffwindow.reproduce.runner import jobs_of, run_all
+    from diffwindow.reproduce.scale import scale_of
+    from diffwindow.reproduce.tables import table_of
+
+    chosen, at = table_of(table).chosen(_split(columns), _split(rows)), scale_of(scale)
+    command = shlex.join(["diffwindow", *sys.argv[1:]])
+    folder = out / f"{table}-{scale}"
+    with shown() as progress:
+        planned = jobs_of(chosen, at, range(1, seeds + 1), out, data, progress=progress)
+    outcomes = []
+    for outcome in run_all(planned, processes=jobs or os.cpu_count() or 1, tell=_tell):
+        outcomes.append(outcome)
+        write_report(findings(chosen, at, outcomes, command), folder)
+    print(folder / REPORT)
+    if any(outcome.problem for outcome in outcomes):
+        raise typer.Exit(1)
+
+
+def _split(names: str) -> list[str]:
+    return [name.strip() for name in names.split(";") if name.strip()]
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _list() -> None:
+    """Print each table with its columns and rows, and what one seed costs at each scale."""
+    from diffwindow.reproduce.cost import cost
+    from diffwindow.reproduce.scale import SCALES
+    from diffwindow.reproduce.tables import TABLES
+
+    for table in TABLES.values():
+        print(f"{table.name}: {table.title}")
+        for column in table.columns:
+            print(f"  column {column.name}: {column.title}")
+            for scale in SCALES.values():
+                if column.name not in scale.settings:
+                    continue
+                setting = scale.settings[column.name]
+                costs = [cost(setting, row) for row in table.rows]
+                total = sum(one.core_hours for one in costs), sum(one.gpu_hours for one in costs)
+                print(
+                    f"    {scale.name:5} {setting.store_name}: {len(costs)} rows of {costs[0].updates:,} "
+                    f"updates; about {total[0]:,.1f} core hours or {total[1]:,.1f} GPU hours a seed"
+                )
+        print("  rows " + "; ".join(row.key for row in table.rows))

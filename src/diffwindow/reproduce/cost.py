@@ -1,0 +1,48 @@
+"""What a table costs at a scale: floating-point operations, and hours on common machines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from diffwindow.models.build import count_parameters, read_config
+from diffwindow.models.presets import PRESETS
+from diffwindow.reproduce.scale import Setting
+from diffwindow.reproduce.table import Row
+from diffwindow.training.settings import resolve
+
+# forward and backward take about six operations a parameter and token
+OPERATIONS = 6
+# what one core and one recent GPU do in practice, a second
+CORE, GPU = 30e9, 60e12
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The training of one row with one seed."""
+
+    updates: int
+    operations: float
+
+    @property
+    def core_hours(self) -> float:
+        """Give the hours on one core."""
+        return self.operations / CORE / 3600
+
+    @property
+    def gpu_hours(self) -> float:
+        """Give the hours on one GPU."""
+        return self.operations / GPU / 3600
+
+
+def cost(setting: Setting, row: Row) -> Cost:
+    """Estimate an upper bound: every update full, every parameter used for every token."""
+    overrides = (*setting.overrides, *row.overrides)
+    config = resolve(setting.preset, overrides, {"attention": row.attention})
+    fields = PRESETS[setting.preset].model_dump() | config.model_settings
+    parameters = count_parameters(read_config(fields))
+    train = config.train
+    tokens = train.max_tokens * train.accumulate
+    if train.max_rows is not None:
+        # rows are sentences of some twenty tokens
+        tokens = min(tokens, 20 * train.max_rows)
+    return Cost(train.max_updates, float(OPERATIONS) * parameters * tokens * train.max_updates)

@@ -1,0 +1,87 @@
+"""Findings: from the outcomes of a table's jobs to plain data, which report, plot and JSON all show."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from diffwindow.reproduce.job import Result
+from diffwindow.reproduce.runner import Outcome
+from diffwindow.reproduce.scale import Scale
+from diffwindow.reproduce.statistics import agreeing_pairs, difference, summary, verdict
+from diffwindow.reproduce.table import Column, Row, Table
+
+Finding = dict[str, Any]
+
+
+def findings(table: Table, scale: Scale, outcomes: Sequence[Outcome], command: str) -> Finding:
+    """Gather what a table gave so far."""
+    return {
+        "table": table.name,
+        "title": table.title,
+        "scale": scale.name,
+        "about": scale.about,
+        "command": command,
+        "columns": [_column(table, column, scale, outcomes) for column in table.columns],
+        "problems": [f"{o.job.label}: {o.problem}" for o in outcomes if o.problem],
+    }
+
+
+def _column(table: Table, column: Column, scale: Scale, outcomes: Sequence[Outcome]) -> Finding:
+    results = {
+        row.key: {
+            outcome.job.seed: outcome.result
+            for outcome in outcomes
+            if outcome.result and outcome.job.column == column and outcome.job.row == row
+        }
+        for row in table.rows
+    }
+    values = {key: {seed: result["value"] for seed, result in by.items()} for key, by in results.items()}
+    base = table.rows[0]
+    rows = [_row(row, base, column, results[row.key], values) for row in table.rows]
+    ours = {row["key"]: row["ours"]["mean"] for row in rows if row["ours"]}
+    paper = {row.key: row.paper[column.name] for row in table.rows if column.name in row.paper}
+    return {
+        "column": column.name,
+        "title": column.title,
+        "metric": column.metric,
+        "corpus": scale.setting(column).store_name,
+        "base": base.label,
+        "rows": rows,
+        "pairs": agreeing_pairs(ours, paper) if paper else None,
+    }
+
+
+def _row(
+    row: Row, base: Row, column: Column, by_seed: dict[int, Result], values: dict[str, dict[int, float]]
+) -> Finding:
+    own = values[row.key]
+    gain = difference(own, values[base.key]) if row is not base else None
+    paper, paper_base = row.paper.get(column.name), base.paper.get(column.name)
+    paper_gain = None if row is base or paper is None or paper_base is None else paper - paper_base
+    return {
+        "key": row.key,
+        "label": row.label,
+        "parameters": next((result["parameters"] for result in by_seed.values()), None),
+        "paper": paper,
+        "paper_gain": paper_gain,
+        "by_seed": {str(seed): own[seed] for seed in sorted(own)},
+        "ours": asdict(summary(list(own.values()))) if own else None,
+        "valid": asdict(summary([result["valid"] for result in by_seed.values()])) if own else None,
+        "gain": asdict(gain) if gain else None,
+        "verdict": verdict(gain, paper_gain) if paper_gain is not None and own else None,
+        "groups": _groups([result["test_metrics"] for result in by_seed.values()]),
+    }
+
+
+def _groups(metrics: Sequence[Result]) -> dict[str, tuple[float, int]]:
+    """Give the accuracy in per cent by number of attractors, over all seeds, and the examples of a seed."""
+    found = [by["by_attractors"] for by in metrics if "by_attractors" in by]
+    return {
+        count: (
+            100.0 * sum(by[count]["correct"] for by in found) / sum(by[count]["total"] for by in found),
+            found[0][count]["total"],
+        )
+        for count in (found[0] if found else ())
+    }

@@ -1,0 +1,136 @@
+"""Job: one model to train and evaluate, a row of a table on a column with a seed."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import time
+from contextlib import redirect_stderr
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from diffwindow.files import write_json
+from diffwindow.reproduce.scale import Setting
+from diffwindow.reproduce.table import Column, Row
+
+RESULT = "result.json"
+LOG = "output.txt"
+Result = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to train, on which prepared corpus, where."""
+
+    row: Row
+    column: Column
+    setting: Setting
+    seed: int
+    store: Path
+    folder: Path
+
+    @property
+    def label(self) -> str:
+        """Name the job in a line of progress."""
+        return f"{self.column.title}: {self.row.label}, seed {self.seed}"
+
+
+def result_of(job: Job) -> Result | None:
+    """Read the result of a job that is done; one with other settings is an error."""
+    path = job.folder / RESULT
+    if not path.is_file():
+        return None
+    result: Result = json.loads(path.read_text(encoding="utf-8"))
+    asked = list(settings_of(job))
+    if result["settings"] != asked:
+        raise ValueError(f"{path} has the settings {result['settings']}, not {asked}; choose another --out")
+    return result
+
+
+def settings_of(job: Job) -> tuple[str, ...]:
+    """Give all that decides a job's result, as arguments of `diffwindow train`.
+
+    What the row says comes last: an ablation may change what the scale has set.
+    """
+    attention = ("--attention", job.row.attention)
+    seed = ("--seed", str(job.seed))
+    return (job.setting.preset, *job.setting.overrides, *job.row.overrides, *attention, *seed)
+
+
+def run(job: Job) -> str | None:
+    """Train from where the job stands, evaluate on the test split, write the result; give what went wrong.
+
+    Runs in a process of its own, with one thread: that of a row and seed leaves the others alone.
+    """
+    import torch
+
+    from diffwindow.training.guards import Interrupted, TrainingError
+
+    torch.set_num_threads(1)
+    job.folder.mkdir(parents=True, exist_ok=True)
+    with (job.folder / LOG).open("a", encoding="utf-8") as log, redirect_stderr(log):
+        try:
+            write_json(job.folder / RESULT, _run(job))
+        except (TrainingError, Interrupted, ValueError, OSError) as error:
+            print(f"{type(error).__name__}: {error}", file=sys.stderr)
+            return str(error)
+        except KeyboardInterrupt:
+            return "interrupted; the same command goes on"
+    return None
+
+
+def _run(job: Job) -> Result:
+    from diffwindow.models.build import count_parameters
+    from diffwindow.tasks.evaluation import evaluate
+    from diffwindow.tasks.trained import Trained
+    from diffwindow.tasks.translating import Search
+    from diffwindow.training.run import Run
+    from diffwindow.training.settings import resolve
+    from diffwindow.training.train import train
+
+    flags = {"attention": job.row.attention, "train.seed": job.seed, "data.path": str(job.store.resolve())}
+    config = resolve(job.setting.preset, (*job.setting.overrides, *job.row.overrides), flags)
+    started = time.monotonic()
+    train(config, job.folder)
+    trained = Trained.load(job.folder)
+    search = Search(beam=config.search.beam, length_penalty=config.search.length_penalty)
+    task = trained.task(Run(job.folder, config).open_store())
+    metrics = {split: evaluate(trained, task, split, search).metrics for split in ("valid", "test")}
+    return {
+        "label": job.row.label,
+        "attention": job.row.attention,
+        "column": job.column.name,
+        "seed": job.seed,
+        "settings": list(settings_of(job)),
+        "value": figure(job.column, metrics["test"]),
+        "valid": figure(job.column, metrics["valid"]),
+        "test_metrics": metrics["test"],
+        "parameters": count_parameters(trained.model.config),
+        "updates": config.train.max_updates,
+        "updates_per_s": _speed(job.folder),
+        "seconds_of_last_start": round(time.monotonic() - started, 1),
+        "nice": os.nice(0),
+    }
+
+
+def figure(column: Column, metrics: Result) -> float:
+    """Give the number that a table shows: BLEU, the accuracy in per cent, the perplexity.
+
+    >>> figure(Column("sst", "SST-2", "accuracy"), {"accuracy": {"value": 0.8125}})
+    81.25
+    """
+    if column.metric == "accuracy":
+        return 100.0 * float(metrics["accuracy"]["value"])
+    found = metrics[column.metric]
+    return float(found["value"] if isinstance(found, dict) else found)
+
+
+def _speed(folder: Path) -> float | None:
+    """Give the median of the updates a second that the run logged."""
+    from diffwindow.training.logs import TIMING, read_records
+
+    speeds = [record["updates_per_s"] for record in read_records(folder / TIMING)]
+    return statistics.median(speeds) if speeds else None

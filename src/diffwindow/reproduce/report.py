@@ -1,0 +1,109 @@
+"""Report: findings as Markdown, JSON and a plot; the paper's figures stand in a column of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from diffwindow.files import write_atomically, write_json
+from diffwindow.reproduce.findings import Finding
+from diffwindow.reproduce.plot import draw_gains
+from diffwindow.reproduce.table import SHOWN
+
+REPORT, JSON, PLOT = "report.md", "report.json", "gains.png"
+
+
+def write_report(found: Finding, folder: Path) -> None:
+    """Write the report of a table, each file whole or not at all."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / JSON, found)
+    drawn = draw_gains(found, folder / PLOT)
+    write_atomically(folder / REPORT, markdown(found, with_plot=drawn).encode("utf-8"))
+
+
+def markdown(found: Finding, *, with_plot: bool) -> str:
+    """Give the report's text."""
+    parts = [
+        f"# {found['title']}, scale {found['scale']}",
+        found["about"],
+        f"```sh\n{found['command']}\n```",
+        *(text for column in found["columns"] for text in _column(column, found["scale"])),
+    ]
+    if with_plot:
+        parts.append(f"![gains over the first row, with 95 % intervals]({PLOT})")
+    if found["problems"]:
+        parts.append("Runs that did not end:\n" + "\n".join(f"- {text}" for text in found["problems"]))
+    return "\n\n".join(parts) + "\n"
+
+
+def _column(column: Finding, scale: str) -> list[str]:
+    name, more_is_better = SHOWN[column["metric"]]
+    published = any(row["paper"] is not None for row in column["rows"])
+    heads = ["model", "parameters"]
+    heads += ["paper"] if published else []
+    heads += [f"ours ({scale})", "deviation", "seeds", "validation"]
+    heads += ["paper's gain"] if published else []
+    heads += ["our gain, 95 % interval", *(["the paper's sign"] if published else [])]
+    lines = [_cells(row, published=published) for row in column["rows"]]
+    texts = [
+        f"## {column['title']}: {name}, {'more' if more_is_better else 'less'} is better",
+        f"Corpus `{column['corpus']}`; test set, the model chosen on validation; gains are over "
+        f"{column['base']}, paired by seed.",
+        _table(heads, lines),
+    ]
+    if column["pairs"] and column["pairs"][1]:
+        texts.append(
+            "In the paper's order: {} of {} pairs of rows (by their means).".format(*column["pairs"])
+        )
+    if any(row["groups"] for row in column["rows"]):
+        texts.append(_attractors(column))
+    return texts
+
+
+def _cells(row: Finding, *, published: bool) -> list[str]:
+    ours, valid = row["ours"], row["valid"]
+    cells = [row["label"], _whole(row["parameters"])]
+    cells += [_number(row["paper"])] if published else []
+    if ours is None:
+        cells += ["not run", "", "0", ""]
+    else:
+        reach = f" ± {ours['reach']:.2f}" if ours["reach"] is not None else ""
+        cells += [f"{ours['mean']:.2f}{reach}", _number(ours["deviation"]), str(ours["count"])]
+        cells.append(_number(valid["mean"]))
+    cells += [_gain(row["paper_gain"], None)] if published else []
+    gain = row["gain"]
+    cells.append(_gain(gain["mean"], gain["reach"]) if gain else "")
+    return [*cells, *([row["verdict"] or ""] if published else [])]
+
+
+def _attractors(column: Finding) -> str:
+    """Show the accuracy by number of attractors; -1 in the data stands for a number that is not known."""
+    counts = sorted({count for row in column["rows"] for count in row["groups"]}, key=int)
+    sizes = {count: size for row in column["rows"] for count, (_, size) in row["groups"].items()}
+    heads = ["accuracy by attractors", *("unknown" if count == "-1" else count for count in counts)]
+    lines = [["examples", *(f"{sizes[count]:,}" for count in counts)]]
+    lines += [
+        [row["label"], *(f"{row['groups'][count][0]:.2f}" for count in counts)]
+        for row in column["rows"]
+        if row["groups"]
+    ]
+    return _table(heads, lines)
+
+
+def _table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    rule = ["---"] * len(heads)
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (heads, rule, *lines))
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+def _whole(value: int | None) -> str:
+    return "" if value is None else f"{value:,}"
+
+
+def _gain(mean: float | None, reach: float | None) -> str:
+    if mean is None:
+        return ""
+    return f"{mean:+.2f}" + (f" ± {reach:.2f}" if reach is not None else "")

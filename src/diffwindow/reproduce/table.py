@@ -1,0 +1,70 @@
+"""Table: what an experiment compares, as data; nothing here runs anything."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeVar
+
+T = TypeVar("T")
+PLAIN = "Global"
+Metric = Literal["bleu", "accuracy", "perplexity"]
+# how a metric is printed, and whether more is better
+SHOWN: dict[Metric, tuple[str, bool]] = {
+    "bleu": ("BLEU", True),
+    "accuracy": ("accuracy, %", True),
+    "perplexity": ("perplexity by word", False),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A model to compare: its label, its attention, what else it changes, and the paper's figures by column."""
+
+    label: str
+    attention: str = PLAIN
+    overrides: tuple[str, ...] = ()
+    paper: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        """Name the row by what it trains, so that tables which share a model share its run.
+
+        >>> Row("8 layers", overrides=("model.encoder_layers=8",)).key
+        'Global+encoder_layers=8'
+        """
+        return "+".join([self.attention, *(text.rpartition(".")[2] for text in self.overrides)])
+
+
+@dataclass(frozen=True)
+class Column:
+    """A corpus and the metric of its test set; `name` is a key of each scale."""
+
+    name: str
+    title: str
+    metric: Metric
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows by columns; the first row is what the others are compared with."""
+
+    name: str
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+    # "speed" adds parameters and the time of an update, measured in turns
+    extras: tuple[Literal["speed"], ...] = ()
+
+    def chosen(self, columns: Sequence[str], rows: Sequence[str]) -> Table:
+        """Keep some columns and rows, named by their keys; none named keeps all."""
+        kept_columns = _pick("column", {column.name: column for column in self.columns}, columns)
+        kept_rows = _pick("row", {row.key: row for row in self.rows}, rows)
+        return Table(self.name, self.title, tuple(kept_columns), tuple(kept_rows), self.extras)
+
+
+def _pick(what: str, known: dict[str, T], names: Sequence[str]) -> list[T]:
+    for name in names:
+        if name not in known:
+            raise ValueError(f"there is no {what} {name!r}; there are {', '.join(known)}")
+    return [value for name, value in known.items() if not names or name in names]
