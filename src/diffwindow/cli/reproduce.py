@@ -45,13 +45,23 @@ def reproduce(
     folder = out / f"{table}-{scale}"
     with shown() as progress:
         planned = jobs_of(chosen, at, range(1, seeds + 1), out, data, progress=progress)
+    speeds = None
+    if chosen.extra == "speed":
+        from diffwindow.reproduce.speed import relative_speeds
+
+        speeds = relative_speeds(chosen, planned[0].setting, planned[0].store)
     outcomes = []
     for outcome in run_all(planned, processes=jobs or os.cpu_count() or 1, tell=_tell):
         outcomes.append(outcome)
-        write_report(findings(chosen, at, outcomes, command), folder)
+        write_report(findings(chosen, at, outcomes, command, speeds), folder)
     print(folder / REPORT)
     if any(outcome.problem for outcome in outcomes):
         raise typer.Exit(1)
+    if chosen.extra == "figure":
+        from diffwindow.reproduce.figure3 import FIGURE, draw_figure_3
+
+        draw_figure_3(planned[0].folder, planned[1].folder, planned[0].store, folder / FIGURE)
+        print(folder / FIGURE)
 
 
 def _split(names: str) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 from diffwindow.models.build import count_parameters, read_config
 from diffwindow.models.presets import PRESETS
@@ -36,10 +37,18 @@ class Cost:
 
 def cost(setting: Setting, row: Row) -> Cost:
     """Estimate an upper bound: every update full, every parameter used for every token."""
-    overrides = (*setting.overrides, *row.overrides)
-    config = resolve(setting.preset, overrides, {"attention": row.attention})
-    fields = PRESETS[setting.preset].model_dump() | config.model_settings
-    parameters = count_parameters(read_config(fields))
+    return _cost(setting.preset, (*setting.overrides, *row.overrides), row.attention)
+
+
+# tables share rows, and a model of the paper's size takes a moment to count
+@cache
+def _cost(preset: str, overrides: tuple[str, ...], attention: str) -> Cost:
+    config = resolve(preset, overrides, {"attention": attention})
+    model = read_config(PRESETS[preset].model_dump() | config.model_settings)
+    parameters = count_parameters(model)
+    if config.task.kind == "classification":
+        # its embedding is only looked up; the other models make their logits with it
+        parameters -= model.vocab_size * model.embed_dim
     train = config.train
     tokens = train.max_tokens * train.accumulate
     if train.max_rows is not None:

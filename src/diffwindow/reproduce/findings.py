@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -15,8 +15,14 @@ from diffwindow.reproduce.table import Column, Row, Table
 Finding = dict[str, Any]
 
 
-def findings(table: Table, scale: Scale, outcomes: Sequence[Outcome], command: str) -> Finding:
-    """Gather what a table gave so far."""
+def findings(
+    table: Table,
+    scale: Scale,
+    outcomes: Sequence[Outcome],
+    command: str,
+    speeds: Mapping[str, float] | None = None,
+) -> Finding:
+    """Gather what a table gave so far; `speeds` are relative to the first row's."""
     return {
         "table": table.name,
         "title": table.title,
@@ -24,6 +30,7 @@ def findings(table: Table, scale: Scale, outcomes: Sequence[Outcome], command: s
         "about": scale.about,
         "command": command,
         "columns": [_column(table, column, scale, outcomes) for column in table.columns],
+        "speeds": {row.label: speeds[row.key] for row in table.rows} if speeds else None,
         "problems": [f"{o.job.label}: {o.problem}" for o in outcomes if o.problem],
     }
 

@@ -63,13 +63,10 @@ def settings_of(job: Job) -> tuple[str, ...]:
 def run(job: Job) -> str | None:
     """Train from where the job stands, evaluate on the test split, write the result; give what went wrong.
 
-    Runs in a process of its own, with one thread: that of a row and seed leaves the others alone.
+    Runs in a process of its own; what it prints goes to a file of the run.
     """
-    import torch
-
     from diffwindow.training.guards import Interrupted, TrainingError
 
-    torch.set_num_threads(1)
     job.folder.mkdir(parents=True, exist_ok=True)
     with (job.folder / LOG).open("a", encoding="utf-8") as log, redirect_stderr(log):
         try:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from diffwindow.files import write_atomically, write_json
 from diffwindow.reproduce.findings import Finding
 from diffwindow.reproduce.plot import draw_gains
 from diffwindow.reproduce.table import SHOWN
+from diffwindow.reproduce.tables import PAPER_SPEED, TABLE_4
 
 REPORT, JSON, PLOT = "report.md", "report.json", "gains.png"
 
@@ -29,6 +30,8 @@ def markdown(found: Finding, *, with_plot: bool) -> str:
         f"```sh\n{found['command']}\n```",
         *(text for column in found["columns"] for text in _column(column, found["scale"])),
     ]
+    if found["speeds"]:
+        parts.append(_speeds(found["speeds"]))
     if with_plot:
         parts.append(f"![gains over the first row, with 95 % intervals]({PLOT})")
     if found["problems"]:
@@ -86,6 +89,19 @@ def _attractors(column: Finding) -> str:
         [row["label"], *(f"{row['groups'][count][0]:.2f}" for count in counts)]
         for row in column["rows"]
         if row["groups"]
+    ]
+    return _table(heads, lines)
+
+
+def _speeds(speeds: Mapping[str, float]) -> str:
+    published = dict(zip((row.label for row in TABLE_4.rows), PAPER_SPEED, strict=True))
+    lines = [
+        [label, f"{published[label] / PAPER_SPEED[0]:.2f}", f"{ratio:.2f}"] for label, ratio in speeds.items()
+    ]
+    heads = [
+        "updates a second, relative to the first row",
+        "paper, on its machine",
+        "ours, measured in turns",
     ]
     return _table(heads, lines)
 

@@ -73,7 +73,9 @@ def run_all(jobs: Sequence[Job], *, processes: int, tell: Tell) -> Iterator[Outc
         return
     # spawned, for a forked process inherits torch's threads in whatever state they are
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, mp_context=context, max_tasks_per_child=1) as pool:
+    with ProcessPoolExecutor(
+        processes, mp_context=context, max_tasks_per_child=1, initializer=_alone
+    ) as pool:
         started = {pool.submit(run, job): job for job in waiting}
         for future in as_completed(started):
             job = started[future]
@@ -81,6 +83,13 @@ def run_all(jobs: Sequence[Job], *, processes: int, tell: Tell) -> Iterator[Outc
             outcome = Outcome(job, result_of(job) if problem is None else None, problem)
             tell(f"{job.label}: {problem or _shown(outcome)}")
             yield outcome
+
+
+def _alone() -> None:
+    """Keep a process to one thread: there is one a core."""
+    import torch
+
+    torch.set_num_threads(1)
 
 
 def _shown(outcome: Outcome) -> str:

@@ -102,7 +102,7 @@ MINI = Scale(
             ),
             vocab_size=8192,
         ),
-        "agreement": Setting("agreement", _SHORT),
+        "agreement": Setting("agreement", ("train.max_rows=128", *_SHORT)),
         **_SST_CUTS,
     },
 )

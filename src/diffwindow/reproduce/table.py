@@ -19,7 +19,7 @@ SHOWN: dict[Metric, tuple[str, bool]] = {
 
 @dataclass(frozen=True)
 class Row:
-    """A model to compare: its label, its attention, what else it changes, and the paper's figures by column."""
+    """A model to compare: label, attention, what else it changes, and the paper's figures by column."""
 
     label: str
     attention: str = PLAIN
@@ -53,14 +53,14 @@ class Table:
     title: str
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
-    # "speed" adds parameters and the time of an update, measured in turns
-    extras: tuple[Literal["speed"], ...] = ()
+    # "speed" measures updates in turns, "figure" draws what the first and the last row look at
+    extra: Literal["speed", "figure"] | None = None
 
     def chosen(self, columns: Sequence[str], rows: Sequence[str]) -> Table:
         """Keep some columns and rows, named by their keys; none named keeps all."""
         kept_columns = _pick("column", {column.name: column for column in self.columns}, columns)
         kept_rows = _pick("row", {row.key: row for row in self.rows}, rows)
-        return Table(self.name, self.title, tuple(kept_columns), tuple(kept_rows), self.extras)
+        return Table(self.name, self.title, tuple(kept_columns), tuple(kept_rows), self.extra)
 
 
 def _pick(what: str, known: dict[str, T], names: Sequence[str]) -> list[T]:

@@ -1,0 +1,50 @@
+"""Figure 3: where a window model and a plain one look in the source while they write the same translation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from diffwindow.data.store import Store
+from diffwindow.data.tokenizer import BOS
+from diffwindow.models.translator import Translator
+from diffwindow.ops import WindowMaps
+from diffwindow.tasks.trained import Trained
+from diffwindow.tasks.translating import Search, translate
+from diffwindow.view.figure import Panel, attention_figure, save_figure
+
+FIGURE = "figure3.png"
+
+
+def draw_figure_3(plain: Path, windowed: Path, store: Path, path: Path, *, row: int = 0) -> None:
+    """Draw the cross-attention of both models in the first layer, averaged over heads, on a test sentence.
+
+    The target is the window model's own translation, so that both look from the same words.
+    """
+    rows = Store.open(store).split("test").sequences["source"]
+    ours, theirs = Trained.load(windowed), Trained.load(plain)
+    source = rows[row].tolist()
+    best = translate(cast(Translator, ours.model), ours.tokenizer, [source[:-1]], Search())[0][0]
+    target = ours.tokenizer.encode(best.text)
+    given, predicted = torch.tensor([[BOS, *target]]), [*ours.tokenizer.tokens(target), "</s>"]
+    maps = cast(Translator, ours.model).attention_maps(torch.tensor([source]), given)["Cr"][0]
+    other = cast(Translator, theirs.model).attention_maps(torch.tensor([source]), given)["Cr"][0]
+    if not isinstance(maps, WindowMaps):
+        raise ValueError(f"{windowed} has no window in its first cross-attention")
+    panels = [
+        Panel("window M", _mean(maps.window), highest=1.0),
+        Panel("our attention", _mean(maps.weights)),
+        Panel("plain attention", _mean(other)),
+    ]
+    keys = [*ours.tokenizer.tokens(source[:-1]), "</s>"]
+    save_figure(attention_figure(panels, queries=predicted, keys=keys), path)
+
+
+def _mean(maps: Any) -> NDArray[Any]:
+    """Average a map over heads."""
+    mean: NDArray[Any] = np.asarray(maps[0].mean(0))
+    return mean

@@ -1,0 +1,157 @@
+"""The whole path at smoke scale: train, evaluate, report, on generated data in seconds."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from diffwindow.cli import app
+from diffwindow.reproduce import runner
+from diffwindow.reproduce.findings import findings
+from diffwindow.reproduce.job import RESULT, run
+from diffwindow.reproduce.report import JSON, PLOT, REPORT, markdown, write_report
+from diffwindow.reproduce.runner import Outcome, jobs_of, run_all
+from diffwindow.reproduce.scale import scale_of
+from diffwindow.reproduce.speed import relative_speeds
+from diffwindow.reproduce.tables import table_of
+
+SMOKE = scale_of("smoke")
+
+
+def _jobs(table, columns, rows, out, seeds=(1,)):
+    return jobs_of(table_of(table).chosen(columns, rows), SMOKE, seeds, out, None)
+
+
+def test_the_command_trains_reports_and_does_not_train_again(tmp_path, monkeypatch):
+    arguments = ["reproduce", "table5", "--scale", "smoke", "--columns", "sva", "--jobs", "1"]
+    arguments += ["--rows", "Global;Enc(AW)", "--out", str(tmp_path)]
+    first = CliRunner().invoke(app, arguments)
+    assert first.exit_code == 0, first.output
+    report = tmp_path / "table5-smoke" / REPORT
+    assert {"Transformer", "Enc(AW)"} <= set(report.read_text(encoding="utf-8").replace("|", "\n").split())
+    assert (tmp_path / "table5-smoke" / PLOT).stat().st_size > 1000
+    found = json.loads((tmp_path / "table5-smoke" / JSON).read_text(encoding="utf-8"))
+    assert [row["ours"]["count"] for row in found["columns"][0]["rows"]] == [1, 1]
+
+    monkeypatch.setattr(runner, "ProcessPoolExecutor", None)  # a second training would need it
+    again = CliRunner().invoke(app, arguments)
+    assert again.exit_code == 0, again.output
+    assert "2 of 2 runs are done already" in again.output
+
+
+@pytest.fixture(scope="module")
+def translations(tmp_path_factory):
+    """Two trained translators: plain and with windows everywhere."""
+    jobs = _jobs("figure3", [], [], tmp_path_factory.mktemp("translations"))
+    for job in jobs:
+        assert run(job) is None, (job.folder / "output.txt").read_text()
+    return jobs
+
+
+def test_translations_are_scored_and_sized(translations):
+    results = [json.loads((job.folder / RESULT).read_text(encoding="utf-8")) for job in translations]
+    assert all("signature" in result["test_metrics"]["bleu"] for result in results)
+    assert results[0]["parameters"] < results[1]["parameters"]
+
+
+def test_figure_3_shows_window_and_both_attentions(translations, tmp_path):
+    from diffwindow.reproduce.figure3 import draw_figure_3
+
+    plain, windowed = (job.folder for job in translations)
+    draw_figure_3(plain, windowed, translations[0].store, tmp_path / "figure3.png")
+    assert (tmp_path / "figure3.png").stat().st_size > 1000
+    with pytest.raises(ValueError, match="no window"):
+        draw_figure_3(windowed, plain, translations[0].store, tmp_path / "other.png")
+
+
+def test_language_models_get_a_perplexity(tmp_path):
+    (job,) = _jobs("table6", [], ["Dec(MW)"], tmp_path)
+    assert run(job) is None, (job.folder / "output.txt").read_text()
+    assert json.loads((job.folder / RESULT).read_text(encoding="utf-8"))["value"] > 1.0
+
+
+def test_a_run_goes_on_where_it_was_cut(tmp_path, monkeypatch):
+    (whole,) = _jobs("table5", ["sst"], ["Enc(MW)"], tmp_path / "whole")
+    (cut,) = _jobs("table5", ["sst"], ["Enc(MW)"], tmp_path / "cut")
+    assert run(whole) is None
+
+    def fails(*_, **__):
+        raise OSError("the disk is full")
+
+    with monkeypatch.context() as patched:
+        # the run ends after training, before there is a result
+        patched.setattr("diffwindow.tasks.evaluation.evaluate", fails)
+        assert run(cut) == "the disk is full"
+    assert not (cut.folder / RESULT).exists()
+    assert run(cut) is None
+    assert "going on from update 4" in (cut.folder / "output.txt").read_text(encoding="utf-8")
+    values = [json.loads((job.folder / RESULT).read_text(encoding="utf-8"))["value"] for job in (whole, cut)]
+    assert values[0] == values[1]
+
+
+def test_a_result_of_other_settings_is_not_taken(tmp_path):
+    (job,) = _jobs("table5", ["sst"], ["Global"], tmp_path)
+    job.folder.mkdir(parents=True)
+    (job.folder / RESULT).write_text(json.dumps({"settings": ["imdb"]}))
+    with pytest.raises(ValueError, match="choose another --out"):
+        list(run_all([job], processes=1, tell=print))
+
+
+def test_all_rows_of_a_seed_come_before_the_next(tmp_path):
+    jobs = _jobs("table5", ["sst"], ["Global", "Enc(AW)"], tmp_path, seeds=(1, 2))
+    assert [(job.seed, job.row.key) for job in jobs] == [
+        (seed, key) for seed in (1, 2) for key in ("Global", "Enc(AW)")
+    ]
+
+
+def _outcome(job, value, problem=None):
+    metrics = {"by_attractors": {"-1": {"correct": 3, "total": 4}, "1": {"correct": 1, "total": 2}}}
+    result = {"value": value, "valid": value, "parameters": 1000, "test_metrics": metrics}
+    return Outcome(job, None if problem else result, problem)
+
+
+def test_the_report_says_what_agrees_and_what_failed(tmp_path):
+    table = table_of("table5").chosen(["sva"], ["Global", "Enc(MW)", "Enc(AW)"])
+    jobs = jobs_of(table, SMOKE, (1, 2), tmp_path, None)
+    values = {"Global": (90.0, 90.2), "Enc(MW)": (91.0, 91.2), "Enc(AW)": (89.0, 89.2)}
+    outcomes = [_outcome(job, values[job.row.key][job.seed - 1]) for job in jobs[:-1]]
+    outcomes.append(_outcome(jobs[-1], 0.0, problem="the loss is not finite"))
+    found = findings(table, SMOKE, outcomes, "diffwindow reproduce …")
+    plain, multiplicative, additive = found["columns"][0]["rows"]
+    assert (plain["verdict"], multiplicative["verdict"]) == (None, "agrees")
+    # one seed left: its gain of -1 has no interval
+    assert additive["verdict"] == "not told apart"
+    # in the paper: plain < MW < AW; here AW < plain < MW
+    assert found["columns"][0]["pairs"] == (1, 3)
+    text = markdown(found, with_plot=False)
+    assert "the loss is not finite" in text
+    assert (
+        "| Enc(MW) | 1,000 | 95.95 | 91.10 ± 1.27 | 0.14 | 2 | 91.10 | +1.47 | +1.00 ± 0.00 | agrees |"
+        in text
+    )
+    assert "| examples | 4 | 2 |" in text
+    assert "ours (smoke)" in text
+    write_report(found, tmp_path / "report")
+    assert (tmp_path / "report" / REPORT).read_text(encoding="utf-8").startswith("# Accuracy")
+
+
+def test_rows_that_were_not_run_are_said_to_be(tmp_path):
+    table = table_of("table5").chosen(["sva"], [])
+    text = markdown(findings(table, SMOKE, [], "…"), with_plot=False)
+    assert text.count("not run") == 5
+
+
+def test_speeds_are_relative_to_the_first_row(translations):
+    table = table_of("table4")
+    speeds = relative_speeds(table, translations[0].setting, translations[0].store, rounds=1)
+    assert list(speeds) == [row.key for row in table.rows]
+    assert speeds["Global"] == 1.0
+    assert all(ratio > 0 for ratio in speeds.values())
+    found = findings(table, SMOKE, [], "…", speeds)
+    assert "| Transformer | 1.00 | 1.00 |" in markdown(found, with_plot=False)
+
+
+def test_the_list_names_every_table():
+    listed = CliRunner().invoke(app, ["reproduce", "list"])
+    assert listed.exit_code == 0, listed.output
+    assert all(f"{name}: " in listed.output for name in ("table1", "table6", "figure3", "expectation"))

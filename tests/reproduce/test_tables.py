@@ -1,0 +1,76 @@
+"""The tables as data: every row resolves at every scale, and the figures are the paper's."""
+
+import pytest
+
+from diffwindow.models.build import count_parameters
+from diffwindow.models.presets import preset
+from diffwindow.reproduce.cost import cost
+from diffwindow.reproduce.scale import SCALES, scale_of
+from diffwindow.reproduce.table import Column, Row, Table
+from diffwindow.reproduce.tables import TABLES, table_of
+
+ROWS = [
+    pytest.param(column, row, scale, id=f"{table.name}-{column.name}-{row.key}-{scale.name}")
+    for table in TABLES.values()
+    for column in table.columns
+    for row in table.rows
+    for scale in SCALES.values()
+    if column.name in scale.settings
+]
+
+
+@pytest.mark.parametrize(("column", "row", "scale"), ROWS)
+def test_every_row_resolves(column, row, scale):
+    # a wrong preset, override, layer or notation would raise
+    assert cost(scale.setting(column), row).operations > 0
+
+
+@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
+def test_rows_of_a_table_have_different_names(table):
+    keys = [row.key for row in table.rows]
+    assert len(set(keys)) == len(keys)
+    assert table.rows[0].attention == "Global", "the first row is what the others are compared with"
+
+
+@pytest.mark.parametrize("name", [f"table{number}" for number in range(1, 7)])
+def test_every_cell_of_the_paper_has_its_figure(name):
+    table = table_of(name)
+    assert all(set(row.paper) == {column.name for column in table.columns} for row in table.rows)
+
+
+@pytest.mark.parametrize("scale", SCALES.values(), ids=SCALES)
+def test_paper_columns_exist_at_every_scale(scale):
+    columns = {column.name for number in range(1, 7) for column in table_of(f"table{number}").columns}
+    assert columns <= scale.settings.keys()
+
+
+def test_the_models_of_table_1_have_the_counted_parameters():
+    counts = {
+        row.key: count_parameters(preset("wmt14-en-de", attention=row.attention))
+        for row in table_of("table1").rows
+    }
+    assert counts["Global"] == 60_915_712
+    assert counts["Enc(AW)-Dec(MW)"] == 68_795_392
+    assert counts["Cr(AW,Seg)"] == 65_643_520
+    assert counts["Enc(AW)-Cr(AW,Seg)-Dec(MW)"] == 73_523_200
+
+
+def test_a_table_keeps_the_chosen_rows_and_columns():
+    table = table_of("table5").chosen(["sva"], ["Global", "Enc(AW)"])
+    assert [column.name for column in table.columns] == ["sva"]
+    assert [row.key for row in table.rows] == ["Global", "Enc(AW)"]
+
+
+def test_mistakes_name_what_there_is():
+    with pytest.raises(ValueError, match="there is no row 'Enc'; there are Global"):
+        table_of("table5").chosen([], ["Enc"])
+    with pytest.raises(ValueError, match='did you mean "table5"'):
+        table_of("tabel5")
+    with pytest.raises(ValueError, match="has no paper scale"):
+        scale_of("paper").setting(Column("agreement", "generated agreement", "accuracy"))
+
+
+def test_a_row_with_another_model_has_another_name():
+    plain, deep = Row("a"), Row("b", overrides=("model.num_layers=3",))
+    assert plain.key != deep.key
+    assert Table("t", "", (), (plain, deep)).chosen([], [deep.key]).rows == (deep,)
