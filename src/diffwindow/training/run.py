@@ -21,6 +21,7 @@ from diffwindow.tasks.registry import AnyTask, model_config, task_of
 from diffwindow.training.config import Config
 from diffwindow.training.settings import RUN_CONFIG as CONFIG
 from diffwindow.training.settings import differences, read_config
+from diffwindow.training.shelf import Shelf
 
 ORIGIN = "origin.json"
 STORE = "data"
@@ -54,7 +55,8 @@ class Run:
     @classmethod
     def start(cls, folder: Path, config: Config, *, resume: bool) -> Self:
         """Make a run folder, or go on in one if its settings are the same where they must be."""
-        if (folder / CONFIG).exists():
+        begun = (folder / STORE).exists() or bool(Shelf(folder / "checkpoints").updates())
+        if begun and (folder / CONFIG).exists():
             if not resume:
                 raise ValueError(f"{folder} holds a run; choose another --out, or go on with --resume auto")
             changed = differences(cls.open(folder).config, config)

@@ -14,6 +14,7 @@ from diffwindow.data.prepare import Progress, quiet
 from diffwindow.tasks.task import Task
 from diffwindow.training.config import Config
 from diffwindow.training.distributed import World, connected
+from diffwindow.training.objective import pick_precision
 from diffwindow.training.run import Run
 from diffwindow.training.screen import Screen, Silent, Terminal
 from diffwindow.training.trainer import Trainer
@@ -22,6 +23,8 @@ from diffwindow.training.trainer import Trainer
 def train(config: Config, folder: Path, *, resume: bool = True, progress: Progress = quiet) -> Path:
     """Run an experiment in a folder, from where it stands, and give the folder of the final model."""
     with connected(config.train.device) as world, _shown(world, config.train.max_updates) as screen:
+        # said before a long preparation, not after
+        pick_precision(config.train.precision, world.device)
         # the first process makes what the others open
         if world.main:
             run = Run.start(folder, config, resume=resume)

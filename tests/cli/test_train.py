@@ -1,0 +1,244 @@
+"""The verbs `train`, `average` and `list`, from the command line to the files."""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from diffwindow.cli import main
+from diffwindow.models.classifier import Classifier
+from diffwindow.models.language_model import LanguageModel
+from diffwindow.models.translator import Translator
+from diffwindow.training import trainer
+from diffwindow.training.logs import read_records
+
+SMALL = [
+    "data.rows=300",
+    "model.embed_dim=16",
+    "model.ffn_dim=16",
+    "model.num_heads=2",
+    "train.max_tokens=600",
+]
+SHORT = ["train.max_updates=6", "train.log_every=2", "train.valid_every=3", "train.save_every=2"]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """Work in a folder of its own, without data from outside and without drawing."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DIFFWINDOW_DATA", raising=False)
+    monkeypatch.setattr(trainer, "draw_curves", lambda records, path: None)
+
+
+@pytest.fixture
+def call(monkeypatch, capsys):
+    def run(*words):
+        """Give the exit code and what was said on stderr."""
+        monkeypatch.setattr(sys, "argv", ["diffwindow", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return ended.value.code or 0, capsys.readouterr().err
+
+    return run
+
+
+def test_a_classifier_learns(call):
+    words = [
+        "model.dropout=0",
+        "train.lr=0.01",
+        "train.warmup=10",
+        "train.log_every=20",
+        "train.valid_every=20",
+    ]
+    sizes = [*SMALL, "data.rows=800", "train.max_tokens=2000", "train.max_updates=80"]
+    code, said = call("train", "agreement", "--attention", "Enc(AW)", "--out", "run", *sizes, *words)
+    assert code == 0, said
+    assert "left" in said
+    records = read_records(Path("run/log.jsonl"))
+    # labels are balanced: a model that learned nothing is right half of the time
+    assert records[-1]["kind"] == "final"
+    assert records[-1]["accuracy"] > 0.75
+    model = Classifier.from_pretrained("run/model")
+    assert model.config.attention == "Enc(AW)"
+    assert json.loads(Path("run/run.json").read_text())["train"]["max_updates"] == 80
+    assert json.loads(Path("run/origin.json").read_text())["versions"]["torch"] == torch.__version__
+
+
+def test_a_translator_learns(call):
+    words = [
+        "train.warmup=10",
+        "train.lr=0.01",
+        "train.log_every=10",
+        "train.valid_every=20",
+        "train.save_every=10",
+    ]
+    code, said = call(
+        "train",
+        "reorder",
+        "--attention",
+        "Enc(AW)-Cr(AW,Seg)-Dec(MW)",
+        "--out",
+        "run",
+        *SMALL,
+        "train.max_updates=40",
+        "train.average_last=2",
+        *words,
+    )
+    assert code == 0, said
+    losses = [record["loss"] for record in read_records(Path("run/log.jsonl")) if record["kind"] == "train"]
+    assert losses[-1] < 0.8 * losses[0]
+    assert "average of updates 30, 40" in said
+    Translator.from_pretrained("run/model")
+
+
+def test_a_language_model_learns(call):
+    Path("text").write_text("the cat sees the dog\nthe dog sees the cat\n" * 60)
+    assert call("prepare", "--text", "text", "--out", "store", "--vocab-size", "300")[0] == 0
+    # a corpus without a validation split
+    words = [
+        *SMALL[1:4],
+        "task.block_size=8",
+        "train.max_tokens=256",
+        "train.final=last",
+        "train.valid_every=null",
+    ]
+    fast = ["train.max_updates=30", "train.lr=0.01", "train.warmup=5", "train.log_every=10"]
+    code, said = call(
+        "train", "wikitext2", "--data", "store", "--attention", "Dec(MW)", "--out", "run", *words, *fast
+    )
+    assert code == 0, said
+    losses = [record["loss"] for record in read_records(Path("run/log.jsonl"))]
+    assert losses[-1] < 0.8 * losses[0]
+    LanguageModel.from_pretrained("run/model")
+
+
+@pytest.fixture
+def run(call):
+    code, said = call("train", "agreement", "--out", "run", *SMALL, *SHORT)
+    assert code == 0, said
+    return Path("run")
+
+
+def test_a_finished_run_is_found_finished(call, run):
+    before = (run / "model/model.safetensors").read_bytes()
+    code, said = call("train", "agreement", "--out", run, *SMALL, *SHORT)
+    assert code == 0
+    assert "going on from update 6" in said
+    assert (run / "model/model.safetensors").read_bytes() == before
+
+
+def test_a_run_folder_is_enough_to_go_on(call, run):
+    code, said = call("train", run, "train.max_updates=8")
+    assert code == 0, said
+    assert "done after 8 updates" in said
+
+
+def test_other_settings_are_refused(call, run):
+    code, said = call("train", "agreement", "--out", run, *SMALL, *SHORT, "train.lr=0.5")
+    assert code == 2
+    assert "run was started with train.lr=0.002, not 0.5; choose another --out" in said
+
+
+def test_never_resuming_refuses_a_run(call, run):
+    code, said = call("train", "agreement", "--out", run, "--resume", "never", *SMALL, *SHORT)
+    assert code == 2
+    assert "run holds a run; choose another --out" in said
+
+
+def test_another_vocabulary_is_refused(call, run):
+    assert call("prepare", "agreement", "--rows", "40", "--seed", "9", "--out", "other")[0] == 0
+    code, said = call("train", "agreement", "--out", run, "--data", "other", *SMALL, *SHORT)
+    assert code == 2
+    assert "has another vocabulary than the corpus that run was trained on" in said
+
+
+def test_the_average_of_a_run(call, run):
+    code, _ = call("average", run, "--last", "2", "--out", "mean")
+    assert code == 0
+    mean, four, six = (
+        Classifier.from_pretrained(folder).state_dict()
+        for folder in ("mean", "run/checkpoints/00000004", "run/checkpoints/00000006")
+    )
+    for name in mean:
+        torch.testing.assert_close(mean[name], (four[name] + six[name]) / 2)
+    assert (Path("mean") / "tokenizer.json").exists()
+
+
+def test_more_checkpoints_than_there_are(call, run):
+    code, said = call("average", run, "--last", "9")
+    assert code == 2
+    assert "run has 3 checkpoints, not 9" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["agreement", "train.max_update=5"], "did you mean 'train.max_updates'"),
+        (["agrement"], "agreement"),
+        (["sst2"], "--data"),
+        (["sst2", "--data", "nowhere"], "nowhere is not a folder"),
+        (["agreement", "--attention", "Cr(AW)"], "a role that this model does not have"),
+        (["agreement", "train.precision=fp16", "train.device=cpu"], "needs a GPU"),
+        (["agreement", "train.device=abacus"], "train.device=abacus"),
+        (["agreement", "task.block_size=5", *SMALL], "block_size=5 is not an option of classification"),
+    ],
+)
+def test_wrong_use_is_a_sentence_and_code_2(call, words, said):
+    code, err = call("train", *words, "--out", "run")
+    assert code == 2
+    assert said in err
+    assert "Traceback" not in err
+
+
+def test_a_store_for_another_task_is_refused(call):
+    assert call("prepare", "reorder", "--rows", "40", "--out", "store")[0] == 0
+    code, said = call("train", "agreement", "--data", "store", "--out", "run")
+    assert code == 2
+    assert "store is for translation, but agreement is classification" in said
+
+
+def test_a_ruined_run_is_a_sentence_and_code_1(call):
+    code, said = call("train", "agreement", "--out", "run", *SMALL, *SHORT, "train.max_loss=0.0001")
+    assert code == 1
+    assert "the loss of update 1 is" in said
+    assert "Traceback" not in said
+
+
+def test_virtual_gpus_accumulate(call):
+    code, _ = call("train", "agreement", "--out", "run", "--virtual-gpus", "3", *SMALL, *SHORT)
+    assert code == 0
+    assert json.loads(Path("run/run.json").read_text())["train"]["accumulate"] == 3
+
+
+def test_list_names_every_preset(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["diffwindow", "list"])
+    with pytest.raises(SystemExit):
+        main()
+    out = capsys.readouterr().out
+    assert "wmt14-en-de" in out
+    assert "200,000 updates of 8 x 4,096 tokens" in out
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_saves_and_ends_with_its_own_code(number, code):
+    words = ["train", "agreement", "--out", "run", *SMALL, "train.max_updates=100000", "train.save_every=2"]
+    child = os.fork()
+    if not child:
+        sys.argv = ["diffwindow", *words]
+        try:
+            main()
+        except SystemExit as ended:
+            os._exit(ended.code)
+        os._exit(99)
+    while not list(Path("run/checkpoints").glob("0*")):
+        time.sleep(0.02)
+    os.kill(child, number)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == code
+    newest = max(Path("run/checkpoints").glob("0*"))
+    assert (newest / "checkpoint.json").exists()
