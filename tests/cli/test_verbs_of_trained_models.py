@@ -2,7 +2,9 @@
 
 import io
 import json
+import shlex
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -92,6 +94,16 @@ def test_a_model_folder_alone_works_with_a_corpus(run, runs):
     assert "is not a run folder and knows no corpus; give one with --data DIR" in err
 
 
+def test_an_average_is_evaluated_as_its_run_is(run, runs, tmp_path):
+    code, _, err = run("average", runs / "windows", "--last", "1", "--out", tmp_path / "averaged")
+    assert code == 0, err
+    reports = [
+        json.loads(run("evaluate", folder, "--data", runs / "windows/data", "--json")[1])["metrics"]
+        for folder in (tmp_path / "averaged", runs / "windows")
+    ]
+    assert reports[0] == reports[1]
+
+
 def test_mistakes_are_one_sentence_and_code_2(run, runs):
     for arguments in (
         ("evaluate", runs / "nowhere"),
@@ -178,6 +190,25 @@ def test_generate_continues_the_prompt_the_same_for_a_seed(run, runs):
     assert run(*arguments, "--top-k", "5", "--top-p", "0.9", "--seed", "7")[1] == out
     _, greedy, _ = run("generate", runs / "language", "--temperature", "0", "--max-tokens", "3")
     assert len(greedy.splitlines()) == 1
+
+
+DOCUMENTED = [
+    line
+    for line in (Path(__file__).parents[2] / "docs/evaluation.md").read_text().splitlines()
+    if line.startswith("diffwindow ") and line != "diffwindow demo"
+]
+
+
+@pytest.mark.parametrize("line", DOCUMENTED)
+def test_documented_commands_run(run, runs, tmp_path, monkeypatch, line):
+    text = "the young doctor found the lamp ."
+    (tmp_path / "runs").symlink_to(runs)
+    (tmp_path / "text.txt").write_text(f"{text}\n")
+    monkeypatch.chdir(tmp_path)
+    _, *arguments = shlex.split(line.partition(" < ")[0])
+    code, out, err = run(*arguments, typed=text)
+    assert code == 0, err
+    assert out or (tmp_path / "translated.txt").read_text()
 
 
 def test_demo_compares_three_attentions_and_draws(run, tmp_path, monkeypatch):

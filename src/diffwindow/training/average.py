@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from diffwindow.files import write_atomically
 from diffwindow.models.pretrained import average_pretrained
+from diffwindow.tasks.folder import TASK
 from diffwindow.training.checkpoint import verify
 from diffwindow.training.run import Run
 from diffwindow.training.shelf import Shelf
@@ -23,4 +25,6 @@ def average_run(folder: Path, last: int, target: Path) -> list[int]:
     for update in updates[-last:]:
         verify(shelf.path(update))
     average_pretrained([shelf.path(update) for update in updates[-last:]], target)
+    # how the model reads a corpus is no weight, and comes along as it is
+    write_atomically(target / TASK, (shelf.path(updates[-1]) / TASK).read_bytes())
     return updates[-last:]
