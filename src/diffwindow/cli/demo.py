@@ -147,7 +147,13 @@ def _lines(table: list[Row], sentences: int) -> list[str]:
     body = [[*head, "inside", "overlap", "best head"]]
     for row in table:
         by_count = [f"{row.by_attractors[count]:.1f}" for count in counts]
-        p = "" if row is table[0] else f"{row.p_against_first:.3f}"
+        p = (
+            ""
+            if row is table[0]
+            else f"{row.p_against_first:.3f}"
+            if row.p_against_first >= 0.001
+            else "<0.001"
+        )
         overlaps = ["-" if value is None else f"{value:.3f}" for value in (row.window_overlap, row.best_head)]
         interval = f"{row.low:.1f}-{row.high:.1f}"
         numbers = [f"{row.parameters:,}", f"{row.accuracy:.1f}", interval, p, *by_count]
