@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
+from diffwindow import __version__
 from diffwindow.cli import data, demo, evaluate, model, reproduce, train, translate
 from diffwindow.cli.errors import spoken
 
 app = typer.Typer(
     name="diffwindow",
-    help="Learned attention windows for Transformers.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -25,6 +27,21 @@ app.command("list")(train.list_presets)
 app.command("reproduce")(reproduce.reproduce)
 app.command("prepare")(data.prepare)
 app.add_typer(data.app, name="data")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"diffwindow {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Learned attention windows for Transformers."""
 
 
 def main() -> None:
