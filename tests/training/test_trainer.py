@@ -51,7 +51,7 @@ def test_a_cut_run_ends_as_an_uncut_one(tmp_path, final):
 
 
 def test_a_run_learns(tmp_path):
-    fit(tmp_path, max_updates=300, valid_every=50)
+    fit(tmp_path, max_updates=300, valid_every=100, save_every=300)
     valid = [record for record in read_records(tmp_path / "log.jsonl") if record["kind"] == "valid"]
     assert valid[-1]["accuracy"] > 0.95
 
@@ -121,7 +121,7 @@ def test_gradients_are_those_of_the_mean_over_all_units(tmp_path, accumulate):
     (task.loss(updater.model, union).total / union.units).backward()
     expected = [parameter.grad.clone() for parameter in updater.model.parameters()]
     updater.model.zero_grad()
-    updater._accumulate(1, step)
+    updater._accumulate(1, step, union.units)
     for parameter, gradient in zip(updater.model.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.grad, gradient)
 
@@ -145,6 +145,22 @@ def test_a_bad_loss_can_be_skipped(tmp_path):
 def test_an_exploding_loss_stops(tmp_path):
     with pytest.raises(TrainingError, match="the loss of update"):
         fit(tmp_path, lr=1e4, warmup=0, clip_norm=None, max_loss=50.0)
+
+
+def test_mixed_precision_trains(tmp_path):
+    fit(tmp_path, precision="bf16", max_updates=100, valid_every=100, save_every=100)
+    valid = [record for record in read_records(tmp_path / "log.jsonl") if record["kind"] == "valid"]
+    assert valid[-1]["loss"] < 0.6
+
+
+@pytest.mark.slow
+def test_a_compiled_run_gives_the_losses_of_an_eager_one(tmp_path):
+    losses = []
+    for name, compiled in (("eager", False), ("compiled", True)):
+        fit(tmp_path / name, MajorityTask(dropout=0.0), compile=compiled)
+        records = read_records(tmp_path / name / "log.jsonl")
+        losses.append([record["loss"] for record in records if record["kind"] == "train"])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
 
 
 def test_out_of_memory_says_what_to_lower(tmp_path):

@@ -60,7 +60,7 @@ def restored(checkpoint: Checkpoint, updater: Updater[B], device: str) -> TrainS
         best=Best(**state["best"]),
         skipped=state["skipped"],
         # looked at before they were saved: their rows are of no more interest
-        pending=[Outcome(0, row, torch.empty(0), []) for row in sums],
+        pending=[Outcome(0, row, torch.empty(0), [], []) for row in sums],
     )
 
 

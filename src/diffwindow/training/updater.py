@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic
 
 import numpy as np
@@ -26,12 +26,13 @@ from diffwindow.training.schedule import learning_rate
 class Outcome:
     """What an update gave; all tensors stay where they are until someone has to look.
 
-    `sums` is [loss, units] over all processes, `losses` this process's losses a unit, batch by batch.
+    `sums` is [loss, units] over all processes; `losses` and `units` are this process's, batch by batch.
     """
 
     update: int
     sums: Tensor
     losses: Tensor
+    units: list[int]
     rows: list[np.ndarray]
     norm: Tensor | None = None
     skipped: bool = False
@@ -41,7 +42,8 @@ class Outcome:
         total, units = self.sums.tolist()
         if not is_bad(total / units, max_loss):
             return None
-        return bad_loss(self.update, self.losses.tolist(), self.rows, max_loss)
+        means = [loss / count for loss, count in zip(self.losses.tolist(), self.units, strict=True)]
+        return bad_loss(self.update, means, self.rows, max_loss)
 
 
 class Updater(Generic[B]):
@@ -66,12 +68,10 @@ class Updater(Generic[B]):
 
     def __call__(self, update: int, step: Step[B], *, measure: bool) -> Outcome:
         """Take the step of an update; `measure` asks for the gradients' norm also where none is clipped."""
-        losses, units = self._accumulate(update, step)
-        sums = self._world.total(torch.stack([losses.sum(), self._number(units)]))
-        own = losses / torch.tensor([batch.units for batch in step.batches], dtype=self._exact).to(
-            losses.device
-        )
-        outcome = Outcome(update, sums, own, step.rows)
+        units = [batch.units for batch in step.batches]
+        losses = self._accumulate(update, step, sum(units))
+        sums = self._world.total(torch.stack([losses.sum(), self._number(sum(units))]))
+        outcome = Outcome(update, sums, losses, units, step.rows)
         problem = outcome.check(self._config.max_loss) if self._look_now else None
         norm = None
         if problem is None and (measure or self._config.clip_norm):
@@ -88,12 +88,11 @@ class Updater(Generic[B]):
             )
         self.optimizer.zero_grad(set_to_none=True)
         if problem is not None:
-            return Outcome(update, torch.zeros_like(sums), own, step.rows, skipped=True)
-        return Outcome(update, sums, own, step.rows, norm)
+            return replace(outcome, sums=torch.zeros_like(sums), skipped=True)
+        return replace(outcome, norm=norm)
 
-    def _accumulate(self, update: int, step: Step[B]) -> tuple[Tensor, int]:
+    def _accumulate(self, update: int, step: Step[B], units: int) -> Tensor:
         """Add up the gradients of the mean loss over all units of the update, in all processes."""
-        units = sum(batch.units for batch in step.batches)
         # DDP averages over processes, so each multiplies by their number; by powers of two this is exact
         scale = self._world.size / self._world.total(self._number(units))
         losses = []
@@ -105,7 +104,7 @@ class Updater(Generic[B]):
                 total: Tensor = self._objective(batch.to(self._world.device))
                 self.scaler.scale(total * scale.to(total.dtype)).backward()
             losses.append(total.detach().to(self._exact))
-        return torch.stack(losses), units
+        return torch.stack(losses)
 
     def _clip(self) -> Tensor:
         """Clip the gradients, if asked; give their norm before."""
