@@ -11,7 +11,7 @@ import torch
 
 from diffwindow.models.build import count_parameters
 from diffwindow.models.presets import PRESETS
-from diffwindow.reproduce.corpus import prepared
+from diffwindow.reproduce.corpus import make_store
 from diffwindow.reproduce.scale import Setting
 from diffwindow.reproduce.speed import relative_speeds
 from diffwindow.reproduce.tables import PAPER_SPEED, TABLE_4
@@ -26,7 +26,8 @@ def main():
     # the paper's models on sentences that are at hand: the time of an update does not depend on the words
     setting = Setting("wmt14-en-de", (f"train.max_tokens={options.tokens}",), "multi30k-en-de")
     with tempfile.TemporaryDirectory() as folder:
-        store = prepared(setting, Path(folder), options.data)
+        store = Path(folder) / setting.store_name
+        make_store(setting, store, options.data)
         ratios = relative_speeds(TABLE_4, setting, store, rounds=options.rounds)
     base = PRESETS["wmt14-en-de"]
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {options.tokens} tokens an update")

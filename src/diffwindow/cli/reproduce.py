@@ -6,9 +6,13 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from diffwindow.reproduce.job import Job
+    from diffwindow.reproduce.table import Table
 
 Names = Annotated[str, typer.Option(metavar="KEY[;KEY]…", help="Only these; see `reproduce list`.")]
 
@@ -36,32 +40,46 @@ def reproduce(
     from diffwindow.cli.progress import shown
     from diffwindow.reproduce.findings import findings
     from diffwindow.reproduce.report import REPORT, write_report
-    from diffwindow.reproduce.runner import jobs_of, run_all
+    from diffwindow.reproduce.runner import done_before, jobs_of, make_stores, run_all
     from diffwindow.reproduce.scale import scale_of
     from diffwindow.reproduce.tables import table_of
 
-    chosen, at = table_of(table).chosen(_split(columns), _split(rows)), scale_of(scale)
+    whole, at = table_of(table), scale_of(scale)
+    numbers, folder = range(1, seeds + 1), out / f"{table}-{scale}"
     command = shlex.join(["diffwindow", *sys.argv[1:]])
-    folder = out / f"{table}-{scale}"
-    with shown() as progress:
-        planned = jobs_of(chosen, at, range(1, seeds + 1), out, data, progress=progress)
-    speeds = None
-    if chosen.extra == "speed":
-        from diffwindow.reproduce.speed import relative_speeds
-
-        speeds = relative_speeds(chosen, planned[0].setting, planned[0].store)
-    outcomes = []
-    for outcome in run_all(planned, processes=jobs or os.cpu_count() or 1, tell=_tell):
-        outcomes.append(outcome)
-        write_report(findings(chosen, at, outcomes, command, speeds), folder)
+    asked = jobs_of(whole.chosen(_split(columns), _split(rows)), at, numbers, out)
+    # a report holds all that is there, whichever part was asked for
+    outcomes = done_before(jobs_of(whole.at(at.settings), at, numbers, out))
+    ended = {outcome.job.folder for outcome in outcomes}
+    waiting = [job for job in asked if job.folder not in ended]
+    if len(waiting) < len(asked):
+        _tell(f"{len(asked) - len(waiting)} of {len(asked)} runs are done already")
+    try:
+        with shown() as progress:
+            make_stores(waiting, data, progress=progress)
+        for outcome in run_all(waiting, processes=jobs or os.cpu_count() or 1, tell=_tell):
+            outcomes.append(outcome)
+            write_report(findings(whole, at, outcomes, command), folder)
+    except KeyboardInterrupt:
+        _tell("interrupted; the same command goes on")
+        raise typer.Exit(130) from None
+    speeds = _speeds(whole, asked[0]) if whole.extra == "speed" else None
+    write_report(findings(whole, at, outcomes, command, speeds), folder)
     print(folder / REPORT)
     if any(outcome.problem for outcome in outcomes):
         raise typer.Exit(1)
-    if chosen.extra == "figure":
+    if whole.extra == "figure":
         from diffwindow.reproduce.figure3 import FIGURE, draw_figure_3
 
-        draw_figure_3(planned[0].folder, planned[1].folder, planned[0].store, folder / FIGURE)
+        plain, windowed = jobs_of(whole, at, numbers[:1], out)
+        draw_figure_3(plain.folder, windowed.folder, plain.store, folder / FIGURE)
         print(folder / FIGURE)
+
+
+def _speeds(table: Table, job: Job) -> dict[str, float]:
+    from diffwindow.reproduce.speed import relative_speeds
+
+    return relative_speeds(table, job.setting, job.store)
 
 
 def _split(names: str) -> list[str]:

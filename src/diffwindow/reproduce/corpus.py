@@ -13,13 +13,11 @@ from diffwindow.data.store import TASKS
 from diffwindow.reproduce.scale import Setting
 
 
-def prepared(setting: Setting, stores: Path, data: Path | None, *, progress: Progress = quiet) -> Path:
-    """Give the folder of a setting's store, made from the raw files in `data` unless it is there."""
-    store = stores / setting.store_name
+def make_store(setting: Setting, store: Path, data: Path | None, *, progress: Progress = quiet) -> None:
+    """Make a setting's store from the raw files in `data`, unless it is there."""
     if not store.exists():
-        stores.mkdir(parents=True, exist_ok=True)
+        store.parent.mkdir(parents=True, exist_ok=True)
         prepare(recipe(setting, data), store, progress=progress)
-    return store
 
 
 def recipe(setting: Setting, data: Path | None) -> Recipe:

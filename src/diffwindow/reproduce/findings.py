@@ -22,14 +22,18 @@ def findings(
     command: str,
     speeds: Mapping[str, float] | None = None,
 ) -> Finding:
-    """Gather what a table gave so far; `speeds` are relative to the first row's."""
+    """Gather what a table gave so far; `speeds` are relative to the first row's.
+
+    Columns that nobody has run are left out, rows of the others are not.
+    """
+    run = [column for column in table.columns if any(outcome.job.column == column for outcome in outcomes)]
     return {
         "table": table.name,
         "title": table.title,
         "scale": scale.name,
         "about": scale.about,
         "command": command,
-        "columns": [_column(table, column, scale, outcomes) for column in table.columns],
+        "columns": [_column(table, column, scale, outcomes) for column in run],
         "speeds": {row.label: speeds[row.key] for row in table.rows} if speeds else None,
         "problems": [f"{o.job.label}: {o.problem}" for o in outcomes if o.problem],
     }

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 
 from diffwindow.data.prepare import Progress, quiet
-from diffwindow.reproduce.corpus import prepared
+from diffwindow.reproduce.corpus import make_store
 from diffwindow.reproduce.job import Job, Result, result_of, run
 from diffwindow.reproduce.scale import Scale
 from diffwindow.reproduce.table import Table
@@ -26,63 +27,65 @@ class Outcome:
     problem: str | None = None
 
 
-def jobs_of(
-    table: Table,
-    scale: Scale,
-    seeds: Sequence[int],
-    out: Path,
-    data: Path | None,
-    *,
-    progress: Progress = quiet,
-) -> list[Job]:
+def jobs_of(table: Table, scale: Scale, seeds: Sequence[int], out: Path) -> list[Job]:
     """Give the jobs, all rows with the first seed before any with the second, so that early ends compare.
 
     A run's folder is named by what it trains: tables with the same --out share the models they share.
     """
-    stores = {
-        column: prepared(scale.setting(column), out / "data", data, progress=progress)
-        for column in table.columns
-    }
+    columns = [(column, scale.setting(column)) for column in table.columns]
     return [
         Job(
             row,
             column,
-            scale.setting(column),
+            setting,
             seed,
-            stores[column],
+            out / "data" / setting.store_name,
             out / "runs" / scale.name / column.name / row.key / f"seed{seed}",
         )
         for seed in seeds
-        for column in table.columns
+        for column, setting in columns
         for row in table.rows
     ]
 
 
+def done_before(jobs: Sequence[Job]) -> list[Outcome]:
+    """Give the outcomes of the jobs that need not run."""
+    return [Outcome(job, result) for job in jobs if (result := result_of(job)) is not None]
+
+
+def make_stores(jobs: Sequence[Job], data: Path | None, *, progress: Progress = quiet) -> None:
+    """Make the corpora that jobs need, each once."""
+    for setting, store in dict.fromkeys((job.setting, job.store) for job in jobs):
+        make_store(setting, store, data, progress=progress)
+
+
 def run_all(jobs: Sequence[Job], *, processes: int, tell: Tell) -> Iterator[Outcome]:
-    """Yield each job's outcome as it ends, first those that were done before."""
-    waiting = []
-    for job in jobs:
-        result = result_of(job)
-        if result is None:
-            waiting.append(job)
-        else:
-            yield Outcome(job, result)
-    if len(waiting) < len(jobs):
-        tell(f"{len(jobs) - len(waiting)} of {len(jobs)} runs are done already")
-    if not waiting:
+    """Yield each job's outcome as it ends; no jobs start no process."""
+    if not jobs:
         return
     # spawned, for a forked process inherits torch's threads in whatever state they are
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(
         processes, mp_context=context, max_tasks_per_child=1, initializer=_alone
     ) as pool:
-        started = {pool.submit(run, job): job for job in waiting}
-        for future in as_completed(started):
-            job = started[future]
-            problem = future.result()
-            outcome = Outcome(job, result_of(job) if problem is None else None, problem)
-            tell(f"{job.label}: {problem or _shown(outcome)}")
-            yield outcome
+        started = {pool.submit(run, job): job for job in jobs}
+        try:
+            for future in as_completed(started):
+                outcome = _outcome(started[future], future)
+                tell(f"{outcome.job.label}: {outcome.problem or _shown(outcome)}")
+                yield outcome
+        except BaseException:
+            # the runs under way have the signal too, and save; those that wait must not begin
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _outcome(job: Job, future: Future[str | None]) -> Outcome:
+    try:
+        problem = future.result()
+    except BrokenProcessPool:
+        problem = "a process ended by itself, perhaps for want of memory; try fewer --jobs"
+    return Outcome(job, result_of(job) if problem is None else None, problem)
 
 
 def _alone() -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeVar
 
 T = TypeVar("T")
@@ -56,11 +56,15 @@ class Table:
     # "speed" measures updates in turns, "figure" draws what the first and the last row look at
     extra: Literal["speed", "figure"] | None = None
 
+    def at(self, columns: Container[str]) -> Table:
+        """Keep the columns that a scale has."""
+        return replace(self, columns=tuple(column for column in self.columns if column.name in columns))
+
     def chosen(self, columns: Sequence[str], rows: Sequence[str]) -> Table:
         """Keep some columns and rows, named by their keys; none named keeps all."""
         kept_columns = _pick("column", {column.name: column for column in self.columns}, columns)
         kept_rows = _pick("row", {row.key: row for row in self.rows}, rows)
-        return Table(self.name, self.title, tuple(kept_columns), tuple(kept_rows), self.extra)
+        return replace(self, columns=tuple(kept_columns), rows=tuple(kept_rows))
 
 
 def _pick(what: str, known: dict[str, T], names: Sequence[str]) -> list[T]:
