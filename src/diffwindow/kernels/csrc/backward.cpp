@@ -20,8 +20,8 @@ struct Panel {  // the state of a panel between tiles
 
 int64_t padded(int64_t width) { return round_up(width, kPanel); }
 
-struct Gradients {  // of a head's keys and values, fp32, rows zero-padded to sixteen columns
-  float* keys[kMaxPairs];
+struct Gradients {  // sums for a head's keys and values, fp32, rows zero-padded to sixteen columns
+  float* keys[kMaxPairs] = {};
   float* values;
 
   Gradients(const Problem& p, Arena& arena) {
@@ -32,6 +32,27 @@ struct Gradients {  // of a head's keys and values, fp32, rows zero-padded to si
     Arena arena(nullptr);
     Gradients(p, arena);
     return arena.used();
+  }
+  // Sum in the result itself where it has the right layout, else in scratch memory; either way from zero.
+  void begin(const Problem& p, int64_t b, int64_t h) {
+    for (int64_t i = 0; i < p.pairs(); ++i) begin(p, p.grad_k[i], b, h, p.pair[i].width, keys[i]);
+    begin(p, p.grad_v, b, h, p.value_width, values);
+  }
+  void finish(const Problem& p, int64_t b, int64_t h) const {
+    for (int64_t i = 0; i < p.pairs(); ++i) finish(p, p.grad_k[i], b, h, p.pair[i].width, keys[i]);
+    finish(p, p.grad_v, b, h, p.value_width, values);
+  }
+
+ private:
+  static void begin(const Problem& p, const Tensor& t, int64_t b, int64_t h, int64_t width, float*& sum) {
+    if (!p.is_bf16 && t.row == width && width == padded(width)) sum = row_of<float>(t, b, h, 0);
+    std::memset(sum, 0, sizeof(float) * p.keys * padded(width));
+  }
+  static void finish(const Problem& p, const Tensor& t, int64_t b, int64_t h, int64_t width, const float* sum) {
+    if (p.is_bf16)
+      write_rows(sum, padded(width), p.keys, width, row_of<bfloat16>(t, b, h, 0), t.row);
+    else if (sum != row_of<float>(t, b, h, 0))
+      write_rows(sum, padded(width), p.keys, width, row_of<float>(t, b, h, 0), t.row);
   }
 };
 
@@ -283,18 +304,6 @@ class Backward {
   Panel panels_[kMaxPanels];
 };
 
-void write_keys(const Problem& p, const Tensor& t, int64_t b, int64_t h, int64_t width, const float* sum) {
-  if (p.is_bf16)
-    write_rows(sum, padded(width), p.keys, width, row_of<bfloat16>(t, b, h, 0), t.row);
-  else
-    write_rows(sum, padded(width), p.keys, width, row_of<float>(t, b, h, 0), t.row);
-}
-
-void write(const Problem& p, int64_t b, int64_t h, const Gradients& sums) {
-  for (int64_t i = 0; i < p.pairs(); ++i) write_keys(p, p.grad_k[i], b, h, p.pair[i].width, sums.keys[i]);
-  write_keys(p, p.grad_v, b, h, p.value_width, sums.values);
-}
-
 constexpr int64_t kBlockRows = kMaxPanels * kPanel;
 
 // Into how many runs of blocks a head is cut. The sums of a cut head are kept apart and added in order, so the number
@@ -336,7 +345,7 @@ bool backward_cut(const Problem& p, int64_t cuts) {
     for (int64_t cut = 1; cut < cuts; ++cut)
       for (int64_t i = 0; i < count; ++i) first[i] += first[cut * count + i];
     Arena arena(reinterpret_cast<char*>(first));
-    write(p, unit / p.heads, unit % p.heads, Gradients(p, arena));
+    Gradients(p, arena).finish(p, unit / p.heads, unit % p.heads);
   });
   std::free(kept);
   return fits;
@@ -347,11 +356,11 @@ bool backward(const Problem& p) {
   const int64_t cuts = cuts_of(p), each = Gradients::bytes(p);
   if (cuts > 1) return backward_cut<Additive, Segment>(p, cuts);
   return parallel(p.batch * p.heads, p.threads, each + Workspace(p, nullptr).bytes, [&](int64_t unit, char* memory) {
-    std::memset(memory, 0, each);
     Arena arena(memory);
     Gradients sums(p, arena);
+    sums.begin(p, unit / p.heads, unit % p.heads);
     run_blocks<Additive, Segment>(p, unit, 0, 1, memory + each, sums);
-    write(p, unit / p.heads, unit % p.heads, sums);
+    sums.finish(p, unit / p.heads, unit % p.heads);
   });
 }
 

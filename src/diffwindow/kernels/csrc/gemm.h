@@ -27,47 +27,54 @@ struct Extent {
   int64_t rows, panels, chunks, chunk;
 };
 
+// As many rows as the registers hold, for all panels.
 template <int64_t Rows, bool Transposed>
-__attribute__((noinline)) void tile(const Extent n, const Left a, const Right b, const Result c) {
-  vec sum[Rows][kParts];
-  for (int64_t i = 0; i < Rows; ++i)
-    for (int64_t j = 0; j < kParts; ++j)
-      sum[i][j] = c.add ? load(c.data + i * c.stride + j * kLanes) : vec{};
+__attribute__((noinline)) void multiply(const Extent& n, const float* left, const Left& a, const Right& b, float* out,
+                                        const Result& c) {
+  const int64_t left_stride = a.stride, right_stride = b.stride, out_stride = c.stride, chunk = n.chunk;
+  const bool add = c.add;
   const float* right = b.data;
-  for (int64_t chunk = 0; chunk < n.chunks; ++chunk) {
-    const float* left = a.data + chunk * a.chunk_step;
-    for (int64_t p = 0; p < n.chunk; ++p) {
-      vec row[kParts];
-      for (int64_t j = 0; j < kParts; ++j) row[j] = load(right + j * kLanes);
-      for (int64_t i = 0; i < Rows; ++i) {
-        const vec x = splat(Transposed ? left[i] : left[i * a.stride]);
-        for (int64_t j = 0; j < kParts; ++j) sum[i][j] += x * row[j];
+  for (int64_t panel = 0; panel < n.panels; ++panel, right += b.panel_step, out += c.panel_step) {
+    // What the products are added to may be far away; it is needed last.
+    if (add)
+      for (int64_t i = 0; i < Rows; ++i) __builtin_prefetch(out + i * out_stride, 1);
+    vec sum[Rows][kParts] = {};
+    const float* y = right;
+    for (int64_t step = 0; step < n.chunks; ++step) {
+      const float* x = left + step * a.chunk_step;
+      for (int64_t p = 0; p < chunk; ++p) {
+        vec row[kParts];
+        for (int64_t j = 0; j < kParts; ++j) row[j] = load(y + j * kLanes);
+        for (int64_t i = 0; i < Rows; ++i) {
+          const vec value = splat(Transposed ? x[i] : x[i * left_stride]);
+          for (int64_t j = 0; j < kParts; ++j) sum[i][j] += value * row[j];
+        }
+        y += right_stride;
+        x += Transposed ? left_stride : 1;
       }
-      right += b.stride;
-      left += Transposed ? a.stride : 1;
     }
+    for (int64_t i = 0; i < Rows; ++i)
+      for (int64_t j = 0; j < kParts; ++j) {
+        float* at = out + i * out_stride + j * kLanes;
+        store(at, add ? load(at) + sum[i][j] : sum[i][j]);
+      }
   }
-  for (int64_t i = 0; i < Rows; ++i)
-    for (int64_t j = 0; j < kParts; ++j) store(c.data + i * c.stride + j * kLanes, sum[i][j]);
 }
 
 template <bool Transposed, int64_t Rows = kRows>
-DW_INLINE void tile_of(int64_t rows, const Extent& n, const Left& a, const Right& b, const Result& c) {
-  if (rows == Rows) return tile<Rows, Transposed>(n, a, b, c);
-  if constexpr (Rows > 1) tile_of<Transposed, Rows - 1>(rows, n, a, b, c);
+DW_INLINE void multiply_rows(int64_t rows, const Extent& n, const float* left, const Left& a, const Right& b,
+                             float* out, const Result& c) {
+  if (rows == Rows) return multiply<Rows, Transposed>(n, left, a, b, out, c);
+  if constexpr (Rows > 1) multiply_rows<Transposed, Rows - 1>(rows, n, left, a, b, out, c);
 }
 
 template <bool Transposed>
-void gemm(const Extent n, const Left a, const Right b, const Result c) {
+__attribute__((noinline)) void gemm(const Extent n, const Left a, const Right b, const Result c) {
   const int64_t groups = (n.rows + kRows - 1) / kRows;
-  for (int64_t g = 0, i = 0; g < groups; ++g) {
+  for (int64_t group = 0, i = 0; group < groups; ++group) {
     // An even share each: a short last group would leave the multiply-add units waiting.
-    const int64_t rows = n.rows / groups + (g < n.rows % groups);
-    const Left left{a.data + i * (Transposed ? 1 : a.stride), a.stride, a.chunk_step};
-    for (int64_t panel = 0; panel < n.panels; ++panel) {
-      const Right right{b.data + panel * b.panel_step, b.stride, 0};
-      tile_of<Transposed>(rows, n, left, right, {c.data + i * c.stride + panel * c.panel_step, c.stride, 0, c.add});
-    }
+    const int64_t rows = n.rows / groups + (group < n.rows % groups);
+    multiply_rows<Transposed>(rows, n, a.data + i * (Transposed ? 1 : a.stride), a, b, c.data + i * c.stride, c);
     i += rows;
   }
 }

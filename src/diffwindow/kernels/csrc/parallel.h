@@ -3,6 +3,10 @@
 #include <atomic>
 #include <cstdlib>
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 #include "problem.h"
 
 namespace dw {
@@ -14,8 +18,13 @@ class Scratch {
   char* reserve(int64_t bytes) {
     if (bytes > size_) {
       release();
-      data_ = static_cast<char*>(std::aligned_alloc(64, round_up(bytes, 64)));
+      const int64_t align = bytes < kHugePage ? 64 : kHugePage;
+      data_ = static_cast<char*>(std::aligned_alloc(align, round_up(bytes, align)));
       size_ = data_ ? bytes : 0;
+#if defined(__linux__)
+      // Long rows walk over many pages, and every walk of a page table waits.
+      if (data_ && align == kHugePage) madvise(data_, round_up(bytes, align), MADV_HUGEPAGE);
+#endif
     }
     return data_;
   }
@@ -24,6 +33,7 @@ class Scratch {
   }
 
  private:
+  static constexpr int64_t kHugePage = int64_t(2) << 20;
   static constexpr int64_t kKept = int64_t(4) << 20;
   void release() {
     std::free(data_);

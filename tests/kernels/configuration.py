@@ -1,0 +1,158 @@
+"""One call of window attention with all its options, and how far each implementation is from exact."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from diffwindow import ops
+
+LENGTHS = (1, 2, 31, 63, 64, 65, 257)
+MASKS = ("none", "padding", "per query", "per head", "one key", "transposed", "hides all")
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """What one call is made with; its tensors follow from it alone."""
+
+    additive: bool = True
+    queries: int = 31
+    keys: int = 65
+    batch: int = 2
+    heads: int = 2
+    widths: tuple[int, int, int, int, int] = (16, 16, 16, 16, 16)  # score, left, right, local, value
+    causal: bool = False
+    segment_size: int = 1
+    origin: bool = False
+    expectation: str = "paper"
+    mask: str = "none"
+    stacked: bool = False
+    scale: float | None = None
+    dtype: torch.dtype = torch.float32
+    spread: float = 1.0
+    seed: int = 0
+
+    def generator(self) -> torch.Generator:
+        return torch.Generator().manual_seed(self.seed)
+
+
+def draw(seed: int) -> Configuration:
+    """Draw a configuration; the seed is all one needs to repeat it."""
+    random = torch.Generator().manual_seed(seed)
+
+    def choose(*options):
+        return options[int(torch.randint(len(options), (), generator=random))]
+
+    queries = choose(*LENGTHS, 5, 16, 17, 100)
+    narrow = choose(None, None, 8, 20)
+    width, value = choose(1, 7, 8, 16, 24, 32, 64), choose(3, 16, 32, 40)
+    return Configuration(
+        additive=choose(True, False),
+        queries=queries,
+        keys=choose(queries, *LENGTHS, 48, 130),
+        batch=choose(1, 2, 3),
+        heads=choose(1, 2, 4),
+        widths=(width, narrow or width, narrow or width, width, value),
+        causal=choose(True, False),
+        segment_size=choose(1, 1, 2, 5, 16, 33, 64, 100),
+        origin=choose(True, False),
+        expectation=choose("paper", "exact"),
+        mask=choose(*MASKS),
+        stacked=choose(True, False),
+        scale=choose(None, None, 0.05, 1.0),
+        dtype=choose(torch.float32, torch.float32, torch.bfloat16),
+        spread=choose(0.3, 1.0, 2.0),
+        seed=seed,
+    )
+
+
+def tensors(config: Configuration) -> list[Tensor]:
+    """Draw q, k, v, the boundaries' and the local pair, as float64 of values that the type can hold."""
+    random = config.generator()
+    score, left, right, local, value = config.widths
+    q, k = config.queries, config.keys
+    shapes = [(q, score), (k, score), (k, value), (q, left), (k, left), (q, right), (k, right)]
+    if config.additive:
+        shapes += [(q, local), (k, local)]
+    lead = (config.batch, config.heads)
+    drawn = [torch.randn(*lead, *shape, generator=random, dtype=torch.float64) for shape in shapes]
+    return [(x * config.spread).to(config.dtype).double() for x in drawn]
+
+
+def attention_mask(config: Configuration) -> Tensor | None:
+    """Make the mask of the kind that the configuration names."""
+    random = config.generator()
+    b, h, q, k = config.batch, config.heads, config.queries, config.keys
+    if config.mask == "none":
+        return None
+    if config.mask == "padding":
+        lengths = torch.randint(1, k + 1, (b, 1, 1, 1), generator=random)
+        return torch.arange(k) < lengths
+    if config.mask == "one key":
+        return torch.rand(b, 1, q, 1, generator=random) < 0.8
+    if config.mask == "hides all":
+        return torch.rand(b, h, q, k, generator=random) < 2 / k
+    visible = torch.rand(b if config.mask == "per head" else 1, h, q, k, generator=random) < 0.7
+    if config.mask == "transposed":
+        return visible.mT.contiguous().mT
+    return visible[0, 0] if config.mask == "per query" else visible
+
+
+def options(config: Configuration) -> dict:
+    origin = torch.randint(0, config.keys, (config.batch,), generator=config.generator())
+    return {
+        "attn_mask": attention_mask(config),
+        "is_causal": config.causal,
+        "segment_size": config.segment_size,
+        "segment_origin": origin if config.origin else None,
+        "expectation": config.expectation,
+        "scale": config.scale,
+    }
+
+
+def as_views(inputs: list[Tensor]) -> list[Tensor]:
+    """Lay `[b h n e]` tensors out as a projection does: rows of one length, then kinds, then heads."""
+    lengths = {x.shape[2] for x in inputs}
+    views = {}
+    for length in lengths:
+        group = [i for i, x in enumerate(inputs) if x.shape[2] == length]
+        stack = torch.cat([inputs[i].transpose(1, 2).flatten(2) for i in group], -1)
+        parts = stack.split([inputs[i].shape[1] * inputs[i].shape[3] for i in group], -1)
+        for i, part in zip(group, parts, strict=True):
+            views[i] = part.unflatten(-1, (inputs[i].shape[1], -1)).transpose(1, 2)
+    return [views[i] for i in range(len(inputs))]
+
+
+def call(inputs: list[Tensor], *, impl: str, **chosen) -> Tensor:
+    q, k, v, *pointers = inputs
+    boundaries = ops.Boundaries(*pointers[:4])
+    if len(inputs) == 9:
+        return ops.additive_window_attention(q, k, v, *pointers[4:], boundaries, impl=impl, **chosen)
+    return ops.multiplicative_window_attention(q, k, v, boundaries, impl=impl, **chosen)
+
+
+def output_and_gradients(config: Configuration, impl: str, dtype: torch.dtype) -> list[Tensor]:
+    """Run forward and backward; the gradient that comes in is random but the same for all."""
+    inputs = [x.to(dtype) for x in tensors(config)]
+    inputs = [x.requires_grad_() for x in (as_views(inputs) if config.stacked else inputs)]
+    out = call(inputs, impl=impl, **options(config))
+    grad = torch.randn(out.shape, generator=config.generator(), dtype=torch.float64).to(config.dtype)
+    return [out, *torch.autograd.grad(out, inputs, grad.to(dtype))]
+
+
+def check(config: Configuration) -> None:
+    """Hold the kernels to 2x (output) and 3x (gradients) the error of eager in the same precision.
+
+    The floor is two roundings of the largest value that meets in the sums: where the exact result is zero,
+    eager may hit it by luck.
+    """
+    exact = output_and_gradients(config, "reference", torch.float64)
+    eager = output_and_gradients(config, "reference", config.dtype)
+    fused = output_and_gradients(config, "cpu", config.dtype)
+    largest = max(x.abs().max().item() for x in exact)
+    floor = 2 * torch.finfo(torch.float32).eps * max(largest, 1.0)
+    for place, (true, plain, ours) in enumerate(zip(exact, eager, fused, strict=True)):
+        assert ours.dtype == config.dtype
+        allowed = (3 if place else 2) * (plain.double() - true).abs().max().item() + floor
+        error = (ours.double() - true).abs().max().item()
+        assert error <= allowed, f"result {place}: error {error:.3g} > {allowed:.3g} in {config}"
