@@ -143,14 +143,14 @@ def output_and_gradients(config: Configuration, impl: str, dtype: torch.dtype) -
 def check(config: Configuration) -> None:
     """Hold the kernels to 2x (output) and 3x (gradients) the error of eager in the same precision.
 
-    The floor is two roundings of the largest value that meets in the sums: where the exact result is zero,
-    eager may hit it by luck.
+    The floor is eight roundings of the largest result, about 1e-6 of it: among few numbers eager may be
+    exact by luck.
     """
     exact = output_and_gradients(config, "reference", torch.float64)
     eager = output_and_gradients(config, "reference", config.dtype)
     fused = output_and_gradients(config, "cpu", config.dtype)
     largest = max(x.abs().max().item() for x in exact)
-    floor = 2 * torch.finfo(torch.float32).eps * max(largest, 1.0)
+    floor = 8 * torch.finfo(torch.float32).eps * max(largest, 1.0)
     for place, (true, plain, ours) in enumerate(zip(exact, eager, fused, strict=True)):
         assert ours.dtype == config.dtype
         allowed = (3 if place else 2) * (plain.double() - true).abs().max().item() + floor

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from diffwindow import __version__
-from diffwindow.cli import data, demo, evaluate, model, reproduce, train, translate
+from diffwindow.cli import data, demo, doctor, evaluate, model, reproduce, train, translate
 from diffwindow.cli.errors import spoken
 
 app = typer.Typer(
@@ -17,6 +17,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("describe")(model.describe)
+app.command("doctor")(doctor.doctor)
 app.command("train")(train.train)
 app.command("evaluate")(evaluate.evaluate)
 app.command("translate")(translate.translate)

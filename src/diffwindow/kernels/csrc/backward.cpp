@@ -173,6 +173,20 @@ void differentiate(const Grid& grid, int64_t begin, int64_t end, bool exact, con
   }
 }
 
+// dot += Σ a b over the rows of two panels: the very chain of fused multiply-adds by which `gemm` takes dO · V, so that
+// where the two should cancel they do. It is spelled out because compilers tune such a chain into separate steps.
+void add_products(int64_t rows, const float* a, const float* b, float* dot) {
+  for (int64_t i = 0; i < rows; ++i)
+    for (int64_t lane = 0; lane < kPanel; ++lane) {
+      const float x = a[i * kPanel + lane], y = b[i * kPanel + lane];
+#if defined(FP_FAST_FMAF) || defined(__FP_FAST_FMAF)
+      dot[lane] = __builtin_fmaf(x, y, dot[lane]);
+#else
+      dot[lane] += x * y;
+#endif
+    }
+}
+
 // The softmax's gradient, φ dφ − φ Σ φ dφ, in the place of φ.
 void center(int64_t keys, const float* total, const float* slope, float* phi) {
   for (int64_t k = 0; k < keys; ++k)
@@ -227,13 +241,7 @@ class Backward {
       to_panel(row + kStatistics, p_.row_width, block.rows_of(i), width, w_.out_panel);
     else
       to_panel(row_of<float>(p_.out, head_.b, head_.h, query), p_.out.row, block.rows_of(i), width, w_.out_panel);
-    // The very chain of multiply-adds that the products dO · V are, so that where they should cancel they do.
-    const float* grad = w_.grad_panels + i * kPanel * width;
-    for (int64_t lane = 0; lane < kPanel; lane += kLanes) {
-      vec dot{};
-      for (int64_t at = lane; at < width * kPanel; at += kPanel) dot += load(w_.out_panel + at) * load(grad + at);
-      store(panel.dot + lane, dot);
-    }
+    add_products(width, w_.out_panel, w_.grad_panels + i * kPanel * width, panel.dot);
   }
 
   void score(const Block& block, int64_t kind, int64_t first, int64_t last, Panels out) {

@@ -42,7 +42,9 @@ struct Workspace {
     natural = arena.floats(kMaxPanels * kPanel * widest);
     for (int64_t i = 0; i < p.pairs(); ++i) {
       queries[i] = arena.floats(kMaxPanels * kPanel * p.pair[i].width);
-      copy[i] = take_copy(arena, p, p.pair[i].k, p.pair[i].width);
+      // Keys that a single block of queries meets are read once, so a copy of far-apart rows would not pay.
+      const bool once = !p.is_bf16 && p.queries <= kMaxPanels * kPanel;
+      copy[i] = once ? nullptr : take_copy(arena, p, p.pair[i].k, p.pair[i].width);
     }
     copy[kMaxPairs] = take_copy(arena, p, p.v, p.value_width);
     for (Panels& x : pointer) x = take_panels(arena, p.keys);

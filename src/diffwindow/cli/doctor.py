@@ -1,0 +1,11 @@
+"""The `doctor` verb."""
+
+
+def doctor() -> None:
+    """Print versions, processor, compiler and whether the fused kernels are at hand."""
+    from diffwindow.kernels.doctor import report
+
+    rows = report()
+    width = max(map(len, rows))
+    for name, value in rows.items():
+        print(f"{name:<{width}}  {value}")

@@ -1,0 +1,73 @@
+"""The kernels as operators of torch: traced, compiled, exported."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from configuration import Configuration, as_views, call, options, tensors
+
+from diffwindow.kernels import build
+
+pytestmark = pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler")
+
+CONFIGURATIONS = {
+    "multiplicative": Configuration(additive=False, queries=5, keys=9, causal=True),
+    "additive": Configuration(queries=5, keys=9, segment_size=2, origin=True, mask="per head"),
+    "views in bf16": Configuration(queries=5, keys=9, stacked=True, dtype=torch.bfloat16),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_opcheck(name):
+    config = CONFIGURATIONS[name]
+    inputs = [x.to(config.dtype) for x in tensors(config)]
+    inputs = [x.requires_grad_() for x in (as_views(inputs) if config.stacked else inputs)]
+    chosen = options(config)
+    seed = torch.tensor(7)
+    padded = (*inputs, None, None)[:9]
+    rest = (chosen["attn_mask"], chosen["segment_origin"], seed, config.causal, config.segment_size, False)
+    arguments = (*padded, *rest, 0.3, 0.1)
+    forward = torch.ops.diffwindow.window_attention.default
+    torch.library.opcheck(forward, arguments)
+    out, rows = forward(*arguments)
+    plain = [x.detach() if isinstance(x, torch.Tensor) else x for x in arguments]
+    backward = torch.ops.diffwindow.window_attention_backward.default
+    torch.library.opcheck(backward, (torch.ones_like(out).detach(), out.detach(), rows.detach(), *plain))
+
+
+class Attention(torch.nn.Module):
+    def forward(self, *inputs):
+        return call(list(inputs), impl="cpu", is_causal=True, segment_size=3)
+
+
+def test_export_keeps_the_operator():
+    inputs = tuple(x.float() for x in tensors(Configuration(queries=6, keys=6)))
+    program = torch.export.export(Attention(), inputs)
+    assert "diffwindow.window_attention" in str(program.graph)
+    assert torch.equal(program.module()(*inputs), Attention()(*inputs))
+
+
+# The run-time shape checks of the tests break graphs, so this runs without them.
+COMPILED = """
+import torch
+from diffwindow import ops
+
+inputs = [torch.randn(2, 2, 6, 8, requires_grad=True) for _ in range(7)]
+
+def attention(q, k, v, *pointers):
+    boundaries = ops.Boundaries(*pointers)
+    return ops.multiplicative_window_attention(q, k, v, boundaries, is_causal=True, impl="cpu")
+
+expected = attention(*inputs)
+found = torch.compile(attention, fullgraph=True, backend="aot_eager")(*inputs)
+grad = torch.randn_like(found)
+assert torch.equal(found, expected)
+grads = [torch.autograd.grad(out, inputs, grad) for out in (found, expected)]
+assert all(map(torch.equal, *grads))
+"""
+
+
+def test_compiled_in_one_graph_with_gradients():
+    done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
