@@ -3,9 +3,10 @@
 
 def doctor() -> None:
     """Print versions, processor, compiler and whether the fused kernels are at hand."""
+    from diffwindow import __version__
     from diffwindow.kernels.doctor import report
 
-    rows = report()
+    rows = {"diffwindow": __version__, **report()}
     width = max(map(len, rows))
     for name, value in rows.items():
         print(f"{name:<{width}}  {value}")

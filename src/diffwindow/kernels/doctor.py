@@ -4,7 +4,6 @@ import platform
 
 import torch
 
-import diffwindow
 from diffwindow.kernels import build
 
 # Instruction sets that change how fast the kernels are.
@@ -16,7 +15,6 @@ def report() -> dict[str, str]:
     found = build.compiler()
     has = [name for name in FEATURES if name in build.cpu_features()]
     return {
-        "diffwindow": diffwindow.__version__,
         "torch": str(torch.__version__),
         "python": platform.python_version(),
         "system": platform.platform(),
