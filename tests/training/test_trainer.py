@@ -154,6 +154,8 @@ def test_mixed_precision_trains(tmp_path):
 
 
 @pytest.mark.slow
+# torch's compiler warns of torch's own deprecated parts
+@pytest.mark.filterwarnings("default")
 def test_a_compiled_run_gives_the_losses_of_an_eager_one(tmp_path):
     losses = []
     for name, compiled in (("eager", False), ("compiled", True)):

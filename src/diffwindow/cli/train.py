@@ -47,7 +47,7 @@ def train(
     """
     from diffwindow.cli.errors import training_errors
     from diffwindow.cli.progress import shown
-    from diffwindow.training.settings import resolve
+    from diffwindow.training.settings import RUN_CONFIG, resolve
     from diffwindow.training.train import train as run
 
     flags: dict[str, Any] = {"attention": attention, "train.seed": seed}
@@ -58,13 +58,10 @@ def train(
     )
     if config.data.path is None and (known := os.environ.get("DIFFWINDOW_DATA")):
         config = config.with_data(known)
-    folder = out or (
-        Path(preset)
-        if Path(preset).is_dir()
-        else default_folder(config.name, config.attention, config.train.seed)
-    )
+    is_run = (Path(preset) / RUN_CONFIG).is_file()
+    own = Path(preset) if is_run else default_folder(config.name, config.attention, config.train.seed)
     with training_errors(), shown() as progress:
-        run(config, folder, resume=resume is Resume.auto, progress=progress)
+        run(config, out or own, resume=resume is Resume.auto, progress=progress)
 
 
 def default_folder(name: str, attention: str, seed: int) -> Path:
