@@ -224,3 +224,5 @@ def test_demo_compares_three_attentions_and_draws(run, tmp_path, monkeypatch):
     # done runs are not trained again, and say the same
     again = run("demo", "--updates", "2", "--rows", "100")[1]
     assert again.splitlines()[:4] == out.splitlines()[:4]
+    code, _, err = run("demo", "--updates", "2", "--rows", "200")
+    assert (code, err) == (2, "diffwindow: demo/data has 100 sentences, not 200; choose another --out\n")

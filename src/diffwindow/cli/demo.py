@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 ATTENTIONS = ("Global", "Enc(MW)", "Enc(AW)")
 FRAME = "query by key; framed: the gold window, from the subject phrase to the verb"
 # few sentences, so that the models differ in what they make of them; more are learned perfectly by all
-ROWS, UPDATES, BATCH_TOKENS, TEST_ROWS = 2000, 500, 512, 2000
+ROWS, UPDATES, BATCH_TOKENS = 2000, 500, 512
 
 
 @dataclass(frozen=True)
@@ -91,15 +91,18 @@ def _train(out: Path, attention: str, *, seed: int, updates: int, rows: int) -> 
 
 
 def _corpus(out: Path, *, seed: int, rows: int) -> Path:
-    """Generate the sentences, unless they are there; more for testing than a tenth of the few to train on."""
+    """Generate the sentences, unless they are there: as many to test on as to train on."""
     from diffwindow.data.corpora import agreement_recipe
     from diffwindow.data.prepare import prepare
+    from diffwindow.data.store import Store
 
     store = out / "data"
     if not store.exists():
         out.mkdir(parents=True, exist_ok=True)
-        recipe, larger = agreement_recipe(seed, rows=rows), agreement_recipe(seed, rows=10 * TEST_ROWS)
+        recipe, larger = agreement_recipe(seed, rows=rows), agreement_recipe(seed, rows=10 * rows)
         prepare(replace(recipe, splits=recipe.splits | {"test": larger.splits["test"]}), store)
+    if (found := len(Store.open(store).split("train"))) != rows:
+        raise ValueError(f"{store} has {found:,} sentences, not {rows:,}; choose another --out")
     return store
 
 
