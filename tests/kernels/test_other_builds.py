@@ -1,0 +1,51 @@
+"""The kernels as other machines would compile them, and under the sanitizers."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from diffwindow.kernels import build
+
+SANITIZERS = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
+BUILDS = {
+    "sanitizers": (*build.FLAGS, *SANITIZERS),
+    "sixteen lanes": (*build.FLAGS, "-DDW_LANES=16"),
+    "no vector instructions to speak of": tuple(flag for flag in build.FLAGS if flag != "-march=native"),
+}
+# A fresh process takes the library that was built for it in the place of the usual one.
+RUN = """
+import ctypes, sys
+sys.path.insert(0, sys.argv[1])
+from diffwindow.kernels import build
+library = ctypes.CDLL(sys.argv[2])
+build.load = lambda: library
+import torch
+from configuration import LENGTHS, Configuration, check, draw
+torch.set_num_threads(2)
+for length in LENGTHS:
+    for additive in (False, True):
+        check(Configuration(additive=additive, queries=length, keys=length, batch=1, causal=True))
+for seed in range(60):
+    check(draw(seed))
+print("done")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler")
+@pytest.mark.parametrize("name", BUILDS)
+def test_build(name, tmp_path):
+    library = tmp_path / "window.so"
+    build.build(library, BUILDS[name])
+    environment = dict(os.environ)
+    if name == "sanitizers":
+        runtime = [build.compiler(), "-print-file-name=libasan.so"]
+        found = subprocess.run(runtime, capture_output=True, text=True, check=True).stdout.strip()
+        # Python itself leaks at exit, by design.
+        environment |= {"LD_PRELOAD": found, "ASAN_OPTIONS": "detect_leaks=0"}
+    command = [sys.executable, "-c", RUN, str(Path(__file__).parent), str(library)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.stdout == "done\n", done.stderr[-3000:]
