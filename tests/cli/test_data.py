@@ -106,23 +106,6 @@ def test_lists_the_corpora(run):
     assert "trees/{train,dev,test}.txt" in run("data", "get", "sst2")[1]
 
 
-HELP = """
-import sys
-from diffwindow.cli import main
-sys.argv = ["diffwindow", "--help"]
-try:
-    main()
-except SystemExit:
-    assert not {"torch", "numpy", "tokenizers"} & set(sys.modules)
-"""
-
-
-def test_help_loads_neither_torch_nor_numpy():
-    done = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "prepare" in done.stdout
-
-
 def test_ctrl_c_says_how_to_go_on(tmp_path):
     lines = 100_000
     with (tmp_path / "a.txt").open("w") as file:
