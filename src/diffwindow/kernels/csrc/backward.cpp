@@ -62,7 +62,7 @@ struct Workspace {
   float* grad_queries[kMaxPairs];             // panels [width][16]
   float* out_panel;
   float* copy[kMaxPairs + 1];
-  Panels pointer[kSides], slope[kSides];      // φ, and φ dφ short of the row's total: whole rows
+  Panels pointer[kSides], slope[kSides];      // e^(score − max), and φ dφ short of the row's total: whole rows
   Panels score, local, grad;                  // a tile
   int8_t* visible;
   int64_t bytes;
@@ -99,7 +99,7 @@ struct PanelTile {  // a tile's data of one panel; the pointers' start at key 0,
   float *score, *local, *grad;
 };
 
-// From scores to gradients over a tile: score <- A, grad <- dS, local <- dO_local, pointer <- φ, slope <- φ dφ.
+// From scores to gradients over a tile: score <- A, grad <- dS, local <- dO_local, pointer <- e^(score − max), slope <- φ dφ.
 template <bool Additive, bool Segment>
 void differentiate(const Grid& grid, int64_t begin, int64_t end, bool exact, const Dropout& dropout, Panel& panel,
                    const PanelTile& x) {
@@ -118,13 +118,15 @@ void differentiate(const Grid& grid, int64_t begin, int64_t end, bool exact, con
       vec mass_left{}, mass_right{};
       for (int64_t key = first; key < last; ++key) {
         const int64_t at = key * kPanel + lane;
-        const vec left = exp(load(x.left + at) - top_left) * inverse_left;
-        const vec right = exp(load(x.right + at) - top_right) * inverse_right;
+        const vec left = exp(load(x.left + at) - top_left), right = exp(load(x.right + at) - top_right);
         store(x.left + at, left);
         store(x.right + at, right);
         mass_left += left;
         mass_right += right;
       }
+      // Sums are normalised as a whole, as in forward: the window that the local scores met there is met again here.
+      mass_left *= inverse_left;
+      mass_right *= inverse_right;
       left_here += mass_left;
       right_here += mass_right;
       const vec f_left = left_before + left_here, f_right = right_before + right_here;
@@ -160,8 +162,8 @@ void differentiate(const Grid& grid, int64_t begin, int64_t end, bool exact, con
       total_right += mass_right * slope_right;
       for (int64_t key = first; key < last; ++key) {
         const int64_t at = key * kPanel + lane;
-        store(x.slope_left + at, load(x.left + at) * slope_left);
-        store(x.slope_right + at, load(x.right + at) * slope_right);
+        store(x.slope_left + at, load(x.left + at) * (slope_left * inverse_left));
+        store(x.slope_right + at, load(x.right + at) * (slope_right * inverse_right));
       }
     }
     store(panel.before[0] + lane, left_before + left_here);
@@ -187,12 +189,14 @@ void add_products(int64_t rows, const float* a, const float* b, float* dot) {
     }
 }
 
-// The softmax's gradient, φ dφ − φ Σ φ dφ, in the place of φ.
-void center(int64_t keys, const float* total, const float* slope, float* phi) {
+// The softmax's gradient, φ dφ − φ Σ φ dφ, in the place of φ before it was normalised.
+void center(int64_t keys, const float* inverse, const float* total, const float* slope, float* phi) {
+  alignas(64) float factor[kPanel];
+  for (int64_t lane = 0; lane < kPanel; ++lane) factor[lane] = inverse[lane] * total[lane];
   for (int64_t k = 0; k < keys; ++k)
     for (int64_t lane = 0; lane < kPanel; lane += kLanes) {
       const int64_t at = k * kPanel + lane;
-      store(phi + at, load(slope + at) - load(phi + at) * load(total + lane));
+      store(phi + at, load(slope + at) - load(phi + at) * load(factor + lane));
     }
 }
 
@@ -285,7 +289,8 @@ class Backward {
     for (int side = 0; side < kSides; ++side) {
       const Panels grad = at(w_.pointer[side], first), slope = at(w_.slope[side], first);
       for (int64_t i = 0; i < block.panels; ++i)
-        center(block.end(i, last) - first, panels_[i].total[side], panel(slope, i), panel(grad, i));
+        center(block.end(i, last) - first, panels_[i].inverse[kLeft + side], panels_[i].total[side], panel(slope, i),
+               panel(grad, i));
       if (!block.whole(last)) clear_unseen(block, first, last, grad);
       send(block, kLeft + side, first, last, grad);
     }
