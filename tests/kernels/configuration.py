@@ -136,21 +136,27 @@ def output_and_gradients(config: Configuration, impl: str, dtype: torch.dtype) -
     inputs = [x.to(dtype) for x in tensors(config)]
     inputs = [x.requires_grad_() for x in (as_views(inputs) if config.stacked else inputs)]
     out = call(inputs, impl=impl, **options(config))
-    grad = torch.randn(out.shape, generator=config.generator(), dtype=torch.float64).to(config.dtype)
-    return [out, *torch.autograd.grad(out, inputs, grad.to(dtype))]
+    return [out, *torch.autograd.grad(out, inputs, incoming(config).to(dtype))]
+
+
+def incoming(config: Configuration) -> Tensor:
+    """Draw the gradient of the output."""
+    shape = (config.batch, config.heads, config.queries, config.widths[-1])
+    return torch.randn(shape, generator=config.generator(), dtype=torch.float64).to(config.dtype)
 
 
 def check(config: Configuration) -> None:
     """Hold the kernels to 2x (output) and 3x (gradients) the error of eager in the same precision.
 
-    The floor is eight roundings of the largest result, about 1e-6 of it: among few numbers eager may be
-    exact by luck.
+    The floor is four roundings of the largest value that meets in the sums, be it a result or a gradient of a
+    weight, dO · V: among few numbers eager may be exact by luck.
     """
     exact = output_and_gradients(config, "reference", torch.float64)
     eager = output_and_gradients(config, "reference", config.dtype)
     fused = output_and_gradients(config, "cpu", config.dtype)
-    largest = max(x.abs().max().item() for x in exact)
-    floor = 8 * torch.finfo(torch.float32).eps * max(largest, 1.0)
+    grad_weights = incoming(config).double() @ tensors(config)[2].mT
+    largest = max(x.abs().max().item() for x in (*exact, grad_weights))
+    floor = 4 * torch.finfo(torch.float32).eps * max(largest, 1.0)
     for place, (true, plain, ours) in enumerate(zip(exact, eager, fused, strict=True)):
         assert ours.dtype == config.dtype
         allowed = (3 if place else 2) * (plain.double() - true).abs().max().item() + floor
