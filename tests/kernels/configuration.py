@@ -148,13 +148,16 @@ def incoming(config: Configuration) -> Tensor:
 def check(config: Configuration) -> None:
     """Hold the kernels to 2x (output) and 3x (gradients) the error of eager in the same precision.
 
-    The floor is four roundings of the largest value that meets in the sums, be it a result or a gradient of a
-    weight, dO · V: among few numbers eager may be exact by luck.
+    The floor is four roundings of the largest value that meets in the sums, be it a result, a gradient of a
+    weight (dO · V) or its product with a scaled query or key: among few numbers eager may be exact by luck.
     """
     exact = output_and_gradients(config, "reference", torch.float64)
     eager = output_and_gradients(config, "reference", config.dtype)
     fused = output_and_gradients(config, "cpu", config.dtype)
-    grad_weights = incoming(config).double() @ tensors(config)[2].mT
+    inputs = tensors(config)
+    scale = min(config.widths[:4]) ** -0.5 if config.scale is None else config.scale
+    factor = max(1.0, *(scale * x.abs().max().item() for x in inputs))
+    grad_weights = factor * incoming(config).double() @ inputs[2].mT
     largest = max(x.abs().max().item() for x in (*exact, grad_weights))
     floor = 4 * torch.finfo(torch.float32).eps * max(largest, 1.0)
     for place, (true, plain, ours) in enumerate(zip(exact, eager, fused, strict=True)):
