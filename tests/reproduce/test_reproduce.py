@@ -79,13 +79,14 @@ def test_a_run_goes_on_where_it_was_cut(tmp_path, monkeypatch):
     assert run(whole) is None
 
     def fails(*_, **__):
-        raise OSError("the disk is full")
+        raise RuntimeError("the disk is full")
 
     with monkeypatch.context() as patched:
         # the run ends after training, before there is a result
         patched.setattr("diffwindow.tasks.evaluation.evaluate", fails)
         assert run(cut) == "the disk is full"
     assert not (cut.folder / RESULT).exists()
+    assert "Traceback" in (cut.folder / "output.txt").read_text(encoding="utf-8")
     assert run(cut) is None
     assert "going on from update 4" in (cut.folder / "output.txt").read_text(encoding="utf-8")
     values = [json.loads((job.folder / RESULT).read_text(encoding="utf-8"))["value"] for job in (whole, cut)]

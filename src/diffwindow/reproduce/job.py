@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import statistics
-import sys
 import time
+import traceback
 from contextlib import redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,17 +65,16 @@ def run(job: Job) -> str | None:
 
     Runs in a process of its own; what it prints goes to a file of the run.
     """
-    from diffwindow.training.guards import Interrupted, TrainingError
-
     job.folder.mkdir(parents=True, exist_ok=True)
     with (job.folder / LOG).open("a", encoding="utf-8") as log, redirect_stderr(log):
         try:
             write_json(job.folder / RESULT, _run(job))
-        except (TrainingError, Interrupted, ValueError, OSError) as error:
-            print(f"{type(error).__name__}: {error}", file=sys.stderr)
-            return str(error)
         except KeyboardInterrupt:
             return "interrupted; the same command goes on"
+        # whatever it is, the other rows go on, and the report and the file say it
+        except Exception as error:
+            traceback.print_exc(file=log)
+            return str(error) or type(error).__name__
     return None
 
 
