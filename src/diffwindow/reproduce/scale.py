@@ -103,6 +103,9 @@ MINI = Scale(
             vocab_size=8192,
         ),
         "agreement": Setting("agreement", ("train.max_rows=128", *_SHORT)),
+        "agreement-10": Setting(
+            "agreement", ("train.max_rows=64", "train.max_updates=600", *_SHORT), kept=100
+        ),
         **_SST_CUTS,
     },
 )
@@ -121,7 +124,7 @@ SMOKE = Scale(
         "en-de": _TRANSLATE,
         "en-fr": _TRANSLATE,
         "lm": Setting("wikitext2", (*_TINY, "model.num_layers=2"), "agreement", rows=200, task="lm"),
-        **dict.fromkeys(("sst", "imdb", "sva", "agreement", *_SST_CUTS), _CLASSIFY),
+        **dict.fromkeys(("sst", "imdb", "sva", "agreement", "agreement-10", *_SST_CUTS), _CLASSIFY),
     },
 )
 SCALES = {scale.name: scale for scale in (PAPER, MINI, SMOKE)}
