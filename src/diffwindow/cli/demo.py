@@ -145,18 +145,14 @@ def _by_attractors(groups: dict[str, dict[str, Any]]) -> dict[str, float]:
 
 
 def _lines(table: list[Row], sentences: int) -> list[str]:
+    from diffwindow.cli.evaluate import shown_p
+
     counts = list(table[0].by_attractors)
     head = ["attention", "parameters", "accuracy", "95 %", "p", *(f"{c} attr." for c in counts)]
     body = [[*head, "inside", "overlap", "best head"]]
     for row in table:
         by_count = [f"{row.by_attractors[count]:.1f}" for count in counts]
-        p = (
-            ""
-            if row is table[0]
-            else f"{row.p_against_first:.3f}"
-            if row.p_against_first >= 0.001
-            else "<0.001"
-        )
+        p = "" if row is table[0] else shown_p(row.p_against_first)
         overlaps = ["-" if value is None else f"{value:.3f}" for value in (row.window_overlap, row.best_head)]
         interval = f"{row.low:.1f}-{row.high:.1f}"
         numbers = [f"{row.parameters:,}", f"{row.accuracy:.1f}", interval, p, *by_count]

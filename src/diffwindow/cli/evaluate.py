@@ -100,6 +100,8 @@ def open_store(run: Path, data: Path | None) -> Store:
 
     if (run / RUN_CONFIG).is_file():
         return Run.open(run).open_store(data)
+    if not run.exists():
+        raise ValueError(f"there is no {run}; give the folder of a run or of a model")
     if data is None:
         raise ValueError(f"{run} is not a run folder and knows no corpus; give one with --data DIR")
     return Store.open(data)
@@ -174,14 +176,19 @@ def _window(fit: dict[str, Any]) -> str:
     return f"{inside}, window overlap {fit['overlap']:.3f}, best head {fit['best_head']:.3f} ({chance})"
 
 
+def shown_p(p: float) -> str:
+    """Show a p-value, a tiny one as a bound.
+
+    >>> shown_p(0.16), shown_p(1e-9)
+    ('0.160', '<0.001')
+    """
+    return f"{p:.3f}" if p >= 0.001 else "<0.001"
+
+
 def _figure(key: str, value: float) -> str:
-    return (
-        f"p = {value:.4f}"
-        if key == "p"
-        else f"{key} {value:+.4f}"
-        if key == "difference"
-        else f"{key} {value:.4f}"
-    )
+    if key == "p":
+        return f"p {shown_p(value)}"
+    return f"{key} {value:+.4f}" if key == "difference" else f"{key} {value:.4f}"
 
 
 def _signature(value: dict[str, Any]) -> str:

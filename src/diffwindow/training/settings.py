@@ -144,7 +144,9 @@ def _sentence(error: ValidationError, layers: Layers) -> str:
         return f"{layers.place(path)}: the setting {name!r} is missing"
     if first["type"] == "value_error":
         return f"{layers.place(path)}: {message}"
-    return f"{layers.place(path)}: {name}={first['input']!r}: {message}"
+    place, said = layers.place(path), f"{name}={first['input']!r}"
+    # an override's place is its own text
+    return f"{said}: {message}" if place == said else f"{place}: {said}: {message}"
 
 
 def _nearest(path: Keys) -> str:
