@@ -110,6 +110,8 @@ def test_all_rows_of_a_seed_come_before_the_next(tmp_path):
 
 def _outcome(job, value, problem=None):
     metrics = {"by_attractors": {"-1": {"correct": 3, "total": 4}, "1": {"correct": 1, "total": 2}}}
+    fit = {"overlap": None, "best_head": None, "attention_inside": 0.5, "chance": 0.25}
+    metrics["windows"] = [fit, fit]
     result = {"value": value, "valid": value, "parameters": 1000, "test_metrics": metrics}
     return Outcome(job, None if problem else result, problem)
 
@@ -134,6 +136,7 @@ def test_the_report_says_what_agrees_and_what_failed(tmp_path):
         in text
     )
     assert "| examples | 4 | 2 |" in text
+    assert "| Enc(MW) |  |  | 0.50 | 0.25 |" in text
     assert "ours (smoke)" in text
     write_report(found, tmp_path / "report")
     assert (tmp_path / "report" / REPORT).read_text(encoding="utf-8").startswith("# Accuracy")

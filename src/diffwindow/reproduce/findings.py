@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from statistics import fmean
 from typing import Any
 
 from diffwindow.reproduce.job import Result
@@ -13,6 +14,7 @@ from diffwindow.reproduce.statistics import agreeing_pairs, difference, summary,
 from diffwindow.reproduce.table import Column, Row, Table
 
 Finding = dict[str, Any]
+FITS = ("overlap", "best_head", "attention_inside", "chance")
 
 
 def findings(
@@ -83,6 +85,7 @@ def _row(
         "gain": asdict(gain) if gain else None,
         "verdict": verdict(gain, paper_gain) if paper_gain is not None and own else None,
         "groups": _groups([result["test_metrics"] for result in by_seed.values()]),
+        "windows": _windows([result["test_metrics"] for result in by_seed.values()]),
     }
 
 
@@ -96,3 +99,10 @@ def _groups(metrics: Sequence[Result]) -> dict[str, tuple[float, int]]:
         )
         for count in (found[0] if found else ())
     }
+
+
+def _windows(metrics: Sequence[Result]) -> dict[str, float]:
+    """Give how well the first layer looks at the right window, where that is known: means over seeds."""
+    layers = [by["windows"][0] for by in metrics if "windows" in by]
+    names = [name for name in FITS if layers and layers[0][name] is not None]
+    return {name: fmean(layer[name] for layer in layers) for name in names}

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from diffwindow.files import write_atomically, write_json
-from diffwindow.reproduce.findings import Finding
+from diffwindow.reproduce.findings import FITS, Finding
 from diffwindow.reproduce.plot import draw_gains
 from diffwindow.reproduce.table import SHOWN
 from diffwindow.reproduce.tables import PAPER_SPEED, TABLE_4
@@ -60,6 +60,8 @@ def _column(column: Finding, scale: str) -> list[str]:
         )
     if any(row["groups"] for row in column["rows"]):
         texts.append(_attractors(column))
+    if any(row["windows"] for row in column["rows"]):
+        texts.append(_windows(column))
     return texts
 
 
@@ -89,6 +91,18 @@ def _attractors(column: Finding) -> str:
         [row["label"], *(f"{row['groups'][count][0]:.2f}" for count in counts)]
         for row in column["rows"]
         if row["groups"]
+    ]
+    return _table(heads, lines)
+
+
+def _windows(column: Finding) -> str:
+    """Show how well the query at the verb's place looks at the subject phrase, in the first layer."""
+    heads = ["first layer, at the verb's place", "window's overlap with the right one", "the best head's"]
+    heads += ["share of attention inside", "looking everywhere alike"]
+    lines = [
+        [row["label"], *(_number(row["windows"].get(name)) for name in FITS)]
+        for row in column["rows"]
+        if row["windows"]
     ]
     return _table(heads, lines)
 
