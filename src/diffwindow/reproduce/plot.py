@@ -16,7 +16,7 @@ def draw_gains(found: Finding, path: Path) -> bool:
     columns = [column for column in found["columns"] if any(row["gain"] for row in column["rows"])]
     if not columns:
         return False
-    height = 1.2 + 0.35 * max(len(column["rows"]) for column in columns)
+    height = 1.4 + 0.35 * max(sum(row["gain"] is not None for row in column["rows"]) for column in columns)
     figure = Figure(figsize=(2.0 + 3.6 * len(columns), height), layout="constrained")
     for axes, column in zip(figure.subplots(1, len(columns), squeeze=False)[0], columns, strict=True):
         rows = [row for row in column["rows"] if row["gain"]]
@@ -28,7 +28,7 @@ def draw_gains(found: Finding, path: Path) -> bool:
                 axes.plot(row["paper_gain"], place, "D", mfc="none", color="tab:orange")
         axes.axvline(0.0, color="grey", linewidth=0.8)
         axes.set_yticks(range(len(rows)), [row["label"] for row in rows], fontsize=8)
-        axes.invert_yaxis()
+        axes.set_ylim(len(rows) - 0.5, -0.5)
         axes.set_title(f"{column['title']} ({found['scale']})", fontsize=9)
         axes.set_xlabel(f"gain in {SHOWN[column['metric']][0]} over {column['base']}", fontsize=8)
     figure.suptitle("filled: ours, 95 % interval over seeds; open: the paper's, on its own data", fontsize=8)
