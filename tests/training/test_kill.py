@@ -56,12 +56,6 @@ def folder(tmp_path):
         yield Path(name)
 
 
-def test_six_kills(folder):
-    kill_and_go_on(folder, 6)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("kills", [20, 100])
-def test_many_kills(folder, kills):
+@pytest.mark.parametrize("kills", [20, pytest.param(100, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
+def test_kills(folder, kills):
     kill_and_go_on(folder, kills)
