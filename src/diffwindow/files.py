@@ -35,8 +35,8 @@ def write_json(path: Path, value: Any) -> None:
     write_atomically(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode("utf-8"))
 
 
-def sync_folder(path: Path) -> None:
-    """Flush a folder's entries, so that a rename in it survives a power cut."""
+def flush(path: Path) -> None:
+    """Flush a file, or a folder's entries, so that a write or a rename in it survives a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

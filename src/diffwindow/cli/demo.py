@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from diffwindow.cli.evaluate import shown_p
+
 if TYPE_CHECKING:
     from diffwindow.models.classifier import Classifier
     from diffwindow.tasks.classification import Classification
@@ -145,8 +147,6 @@ def _by_attractors(groups: dict[str, dict[str, Any]]) -> dict[str, float]:
 
 
 def _lines(table: list[Row], sentences: int) -> list[str]:
-    from diffwindow.cli.evaluate import shown_p
-
     counts = list(table[0].by_attractors)
     head = ["attention", "parameters", "accuracy", "95 %", "p", *(f"{c} attr." for c in counts)]
     body = [[*head, "inside", "overlap", "best head"]]

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffwindow.data.store import FORMAT, OFFSET_DTYPE, VALUE_DTYPE
-from diffwindow.files import sha256_of, sync_folder, write_json
+from diffwindow.files import flush, sha256_of, write_json
 
 _SUFFIXES = {".tokens", ".offsets", ".values", ".json", ".tmp"}
 
@@ -124,6 +124,6 @@ class PartialStore:
         tokenizer = {"sha256": sha256_of(self.tokenizer_file)} | manifest["tokenizer"]
         write_json(self.folder / "manifest.json", {"format": FORMAT} | manifest | {"tokenizer": tokenizer})
         (self.folder / "progress.json").unlink(missing_ok=True)
-        sync_folder(self.folder)
+        flush(self.folder)
         self.folder.rename(self.out)
-        sync_folder(self.out.parent)
+        flush(self.out.parent)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from diffwindow.files import replacing, sync_folder, write_atomically
+from diffwindow.files import flush, replacing, write_atomically
 from diffwindow.models.config import ModelConfig
 from diffwindow.models.weights import (
     WEIGHTS,
@@ -92,7 +92,7 @@ def average_pretrained(sources: Sequence[Folder], folder: Folder) -> None:
 def _write_model(folder: Path, tensors: Mapping[str, Tensor], config: str) -> None:
     write_weights(folder / WEIGHTS, tensors, config)
     write_atomically(folder / CONFIG, f"{config}\n".encode())
-    sync_folder(folder)
+    flush(folder)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

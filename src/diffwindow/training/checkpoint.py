@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
-from diffwindow.files import sha256_of, sync_folder, write_json
+from diffwindow.files import flush, sha256_of, write_json
 from diffwindow.models.weights import WEIGHTS, ModelFileError, read_weights
 
 MANIFEST = "checkpoint.json"
@@ -52,8 +51,8 @@ def write_checkpoint(
         manifest = {"format": FORMAT, "files": hashes, "state": state}
         write_json(temporary / MANIFEST, manifest | {"sha256": _digest(manifest)})
         for path in temporary.iterdir():
-            _flush(path)
-        sync_folder(temporary)
+            flush(path)
+        flush(temporary)
         _rename(temporary, folder)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -98,14 +97,6 @@ def _digest(manifest: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _rename(temporary: Path, folder: Path) -> None:
     """Rename a folder over another; what was there is moved aside first and then removed."""
     old = folder.with_name(f".{folder.name}.old")
@@ -113,5 +104,5 @@ def _rename(temporary: Path, folder: Path) -> None:
     if folder.exists():
         folder.rename(old)
     temporary.rename(folder)
-    sync_folder(folder.parent)
+    flush(folder.parent)
     shutil.rmtree(old, ignore_errors=True)
