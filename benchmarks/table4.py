@@ -11,7 +11,7 @@ import torch
 from diffwindow.models.build import count_parameters
 from diffwindow.models.presets import PRESETS
 from diffwindow.reproduce.corpus import make_store
-from diffwindow.reproduce.scale import Setting
+from diffwindow.reproduce.setting import Setting
 from diffwindow.reproduce.speed import relative_speeds
 from diffwindow.reproduce.tables import PAPER_SPEED, TABLE_4
 

@@ -42,6 +42,7 @@ def test_the_default_is_the_first_half_rounded_up(num_layers, windowed):
         (" Enc (AW, Seg = 5) @ 1 - 3 ", "Enc(AW,Seg)@1-3"),
         ("Enc(MW,Seg=1)", "Enc(MW)"),
         ("Enc(AW,Exact,Seg=3)@2-2", "Enc(AW,Seg=3,Exact)@2"),
+        ("Enc(AW,Dim=8,Seg)", "Enc(AW,Seg,Dim=8)"),
         ("Enc(MW)@3-Enc(AW)@1-2", "Enc(AW)@1-2-Enc(MW)@3"),
         ("Enc(Rel=16)@all-Cr(Gauss=8)", "Enc(Rel)@all-Cr(Gauss=8)"),
         ("Global", "Global"),
@@ -64,6 +65,7 @@ def attentions(role):
         st.none(),
         st.just(1) if role == "Dec" else st.integers(1, 9),
         st.sampled_from(["paper", "exact"]),
+        st.none() | st.integers(1, 99),
     )
     sized = [name for name, kind in KINDS.items() if role in kind.roles and kind.size is not None]
     return windows | st.builds(Attention, st.sampled_from(sized), st.integers(1, 99)) if sized else windows
@@ -88,6 +90,8 @@ def test_print_and_parse_are_inverse(data):
         ("Enc(AW,Sge)", 7, 'did you mean "Seg"?'),
         ("Enc(AW,Seg=x)", 11, "expected a whole number for Seg"),
         ("Enc(AW,Seg=0)", 11, "Seg is 0"),
+        ("Enc(AW,Dim)", 10, 'expected "=" and a number after Dim'),
+        ("Enc(AW,Dim=0)", 11, "Dim is 0"),
         ("Enc(AW", 6, 'expected ")"'),
         ("Enc AW", 4, 'expected "(" after Enc'),
         ("Enc(AW)Dec(MW)", 7, 'expected "-" between two terms'),

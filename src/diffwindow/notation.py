@@ -3,6 +3,7 @@
     Enc(AW)-Cr(AW,Seg)-Dec(MW)      the paper's best model: windows in the first half of the layers
     Enc(AW,Seg=3)@1-2-Enc(MW)@3     segments of three keys in layers 1 and 2, another kind in layer 3
     Dec(MW,Exact)@all               all layers, without the double count of the paper's window
+    Enc(AW,Dim=8)                   boundaries found with 8 numbers a head, fewer than the scores have
     Enc(Rel)-Cr(Gauss=10)           baselines: Shaw in the encoder, Luong's local-p in cross-attention
     Global                          the plain Transformer
 
@@ -44,7 +45,11 @@ KINDS = {
     "Bell": Kind("a trained Gaussian around the query (Sperber et al. 2018)", SELF_ROLES, size=5),
     "Span": Kind("a learned span back from the query (Sukhbaatar et al. 2019)", SELF_ROLES, size=1024),
 }
-OPTIONS = {"Seg": "windows by segment", "Exact": "windows without the double count"}
+OPTIONS = {
+    "Seg": "windows by segment",
+    "Exact": "windows without the double count",
+    "Dim": "the numbers a head that find its boundaries",
+}
 
 
 @dataclass(frozen=True)
@@ -55,11 +60,14 @@ class Attention:
     size: int | None = None
     segment_size: int = 1
     expectation: Expectation = "paper"
+    boundary_dim: int | None = None
 
     def __str__(self) -> str:
         size = "" if self.kind == "Global" or self.size == KINDS[self.kind].size else f"={self.size}"
         segment = {1: "", SEGMENT_SIZE: ",Seg"}.get(self.segment_size, f",Seg={self.segment_size}")
-        return f"{self.kind}{size}{segment}{',Exact' if self.expectation == 'exact' else ''}"
+        exact = ",Exact" if self.expectation == "exact" else ""
+        narrow = "" if self.boundary_dim is None else f",Dim={self.boundary_dim}"
+        return f"{self.kind}{size}{segment}{exact}{narrow}"
 
 
 GLOBAL = Attention()
@@ -222,6 +230,9 @@ def _option(scanner: _Scanner, role: Role, attention: Attention) -> Attention:
         scanner.fail(f"{option} means {OPTIONS[option]}, which {attention.kind} does not have", at=start)
     if option == "Exact":
         return replace(attention, expectation="exact")
+    if option == "Dim":
+        scanner.expect("=", "and a number after Dim")
+        return replace(attention, boundary_dim=scanner.number(of="Dim"))
     size = scanner.number(of="Seg") if scanner.take("=") else SEGMENT_SIZE
     if role == "Dec" and size > 1:
         warnings.warn(

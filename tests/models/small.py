@@ -6,9 +6,9 @@ from diffwindow import Classifier, ClassifierConfig, LanguageModel, LanguageMode
 from diffwindow import TranslatorConfig as Config
 
 SIZES = {"vocab_size": 30, "embed_dim": 16, "ffn_dim": 24, "num_heads": 2}
-ENCODER = ["AW", "MW", "AW,Seg=3", "MW,Seg,Exact", "Rel=3", "Loc", "Band=2", "Bell=2", "Span=4"]
-CROSS = ["AW", "MW", "AW,Seg=3", "MW,Seg,Exact", "Gauss=2"]
-DECODER = ["AW", "MW", "AW,Seg=3", "MW,Seg,Exact", "Rel=3", "Band=2", "Bell=2", "Span=4"]
+ENCODER = ["AW", "MW", "AW,Seg=3", "MW,Seg,Exact", "AW,Dim=3", "Rel=3", "Loc", "Band=2", "Bell=2", "Span=4"]
+CROSS = ["AW", "MW", "AW,Seg=3", "MW,Seg,Exact", "AW,Dim=3", "Gauss=2"]
+DECODER = ["AW", "MW", "AW,Seg=3", "MW,Seg,Exact", "MW,Dim=3", "Rel=3", "Band=2", "Bell=2", "Span=4"]
 
 
 def notations():

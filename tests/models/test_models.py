@@ -57,6 +57,27 @@ def test_initialisation():
             assert parameter.eq(0).all(), name
 
 
+def test_initialisation_of_projections_is_a_setting():
+    largest = {
+        init: build_model(preset("sst2").model_copy(update={"init": init}))
+        .encoder.layers[0]
+        .self_attention.attention.in_proj.weight.abs()
+        .max()
+        .item()
+        for init in ("stacked", "separate")
+    }
+    assert largest["stacked"] <= (6 / (4 * 128)) ** 0.5 < 0.9 * largest["separate"]
+
+
+@pytest.mark.parametrize("attention", ["Global", "Enc(AW)"])
+def test_without_positions_only_windows_know_the_order_of_tokens(attention):
+    model, text = classifier(attention, positions="none"), tokens(2, 7)
+    shuffled, backwards = text[:, [0, 2, 4, 6, 1, 3, 5]], text.flip(-1)
+    assert torch.allclose(model(text), model(shuffled)) == (attention == "Global")
+    # what lies between two boundaries is the same from either end
+    assert_close(model(text), model(backwards))
+
+
 @pytest.mark.parametrize("attention", notations())
 def test_every_attention_trains(attention):
     model, source, target = translator(attention).train(), tokens(2, 6), tokens(2, 5)
@@ -127,7 +148,7 @@ def test_maps_are_the_attention_that_is_used(model):
     handle.remove()
     x, _, output = inputs[0]
     weights = maps[0].weights if isinstance(maps[0], WindowMaps) else maps[0]
-    values = block.attention._split_heads(block.attention.project_keys(x))[-1]
+    values = block.attention._key_heads(block.attention.project_keys(x))[-1]
     assert_close(block.leave(x, block.attention._merge_heads(attend(weights, values))), output)
 
 

@@ -23,21 +23,25 @@ def padding(lengths, size, *, left=False):
     return mask.flip(-1) if left else mask
 
 
+@pytest.mark.parametrize("boundary_dim", [4, 3])
 @pytest.mark.parametrize("window", WINDOWS)
-def test_output_is_that_of_the_equations(window):
+def test_output_is_that_of_the_equations(window, boundary_dim):
     """Project, window and weigh by hand, a head at a time."""
-    attention = WindowAttention(8, 2, window=window, segment_size=2, expectation="exact").double()
+    attention = WindowAttention(
+        8, 2, window=window, segment_size=2, expectation="exact", boundary_dim=boundary_dim
+    ).double()
     x, y = torch.randn(3, 5, 8).double(), torch.randn(3, 7, 8).double()
     output, weights = attention(x, y, y, average_attn_weights=False)
-    blocks = attention.in_proj.weight.split(8)
-    num = attention.num_scores
+    scores = [4, boundary_dim, boundary_dim, *([4] if window == "additive" else [])]
+    blocks = attention.in_proj.weight.split([2 * dim for dim in (*scores, *scores, 4)])
+    # a head's rows of a block
+    rows = [block.unflatten(0, (2, -1)) for block in blocks]
     for head in range(2):
-        rows = slice(4 * head, 4 * head + 4)
-        q, q_left, q_right, *q_local = (x @ w[rows].T for w in blocks[:num])
-        k, k_left, k_right, *k_local = (y @ w[rows].T for w in blocks[num:-1])
+        q, q_left, q_right, *q_local = (x @ w[head].T for w in rows[: len(scores)])
+        k, k_left, k_right, *k_local = (y @ w[head].T for w in rows[len(scores) : -1])
         m = functional.soft_window(
-            (q_left @ k_left.mT / 2).softmax(-1),
-            (q_right @ k_right.mT / 2).softmax(-1),
+            (q_left @ k_left.mT / boundary_dim**0.5).softmax(-1),
+            (q_right @ k_right.mT / boundary_dim**0.5).softmax(-1),
             segment_size=2,
             expectation="exact",
         )
@@ -47,7 +51,7 @@ def test_output_is_that_of_the_equations(window):
         else:
             expected = score.softmax(-1) * m
         assert_close(weights[:, head], expected)
-    heads = torch.cat([weights[:, h] @ (y @ blocks[-1][4 * h : 4 * h + 4].T) for h in range(2)], -1)
+    heads = torch.cat([weights[:, h] @ (y @ rows[-1][h].T) for h in range(2)], -1)
     assert_close(output, heads @ attention.out_proj.weight.T)
 
 
@@ -191,6 +195,15 @@ def test_initialisation_is_xavier_over_the_stack(window, blocks):
     assert maps.phi_left.max() < 3 / 9, "pointers start near uniform"
 
 
+def test_initialisation_may_be_block_by_block():
+    attention = WindowAttention(64, 4, boundary_dim=4)
+    attention.init_projections("separate")
+    wide, narrow = (6 / (64 + 64)) ** 0.5, (6 / (64 + 16)) ** 0.5
+    largest = [w.abs().max().item() for w in attention.in_proj.weight.split([64, 16, 16, 64] * 2 + [64])]
+    for bound, found in zip([wide, narrow, narrow, wide] * 2 + [wide], largest, strict=True):
+        assert 0.97 * bound < found <= bound
+
+
 @pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.parametrize("swap_late", [False, True])
 @pytest.mark.parametrize("batch_first", [True, False])
@@ -242,6 +255,7 @@ def test_in_torchs_decoder(window):
         ({"window": "aditive"}, ValueError, 'did you mean "additive"?'),
         ({"expectation": "papper"}, ValueError, 'did you mean "paper"?'),
         ({"segment_size": 0}, ValueError, "segment_size=0 is below 1"),
+        ({"boundary_dim": 0}, ValueError, "boundary_dim=0 is below 1"),
         ({"dropout": -0.1}, ValueError, "dropout=-0.1 is not a probability"),
         ({"impl": "gpu"}, ValueError, "impl='gpu' is not one of"),
     ],

@@ -53,7 +53,7 @@ def translations(tmp_path_factory):
 
 def test_translations_are_scored_and_sized(translations):
     results = [json.loads((job.folder / RESULT).read_text(encoding="utf-8")) for job in translations]
-    assert all("signature" in result["test_metrics"]["bleu"] for result in results)
+    assert all("signature" in result["metrics"]["bleu"] for result in results)
     assert results[0]["parameters"] < results[1]["parameters"]
 
 
@@ -112,7 +112,7 @@ def _outcome(job, value, problem=None):
     metrics = {"by_attractors": {"-1": {"correct": 3, "total": 4}, "1": {"correct": 1, "total": 2}}}
     fit = {"overlap": None, "best_head": None, "attention_inside": 0.5, "chance": 0.25}
     metrics["windows"] = [fit, fit]
-    result = {"value": value, "valid": value, "parameters": 1000, "test_metrics": metrics}
+    result = {"value": value, "valid": value, "parameters": 1000, "metrics": metrics}
     return Outcome(job, None if problem else result, problem)
 
 

@@ -47,7 +47,7 @@ class Classifier(PretrainedModel[ClassifierConfig]):
     def __init__(self, config: ClassifierConfig) -> None:
         super().__init__()
         self.config = config
-        self.embedding = TokenEmbedding(config.vocab_size, config.embed_dim)
+        self.embedding = TokenEmbedding(config.vocab_size, config.embed_dim, config.positions)
         attentions = config.plan.attentions("Enc", config.num_layers)
         self.encoder = TransformerStack(config.layer_options, attentions)
         self.output = nn.Linear(config.embed_dim, config.num_classes)

@@ -6,7 +6,9 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from diffwindow.modules.embedding import Positions
 from diffwindow.modules.layers import LayerOptions, Norm
+from diffwindow.modules.stacked_attention import Init
 from diffwindow.notation import Plan, Role, parse
 
 Size = Annotated[int, Field(ge=1)]
@@ -18,7 +20,8 @@ class ModelConfig(BaseModel):
     """Settings of a model, frozen; an unknown field is an error that names the nearest.
 
     `model` says which model they are of: each model's config fixes it. `attention` is a notation, kept in
-    its canonical form.
+    its canonical form. `init` initialises an attention's projections as one matrix ("stacked", the authors'
+    way) or one by one ("separate"); `positions="none"` leaves the order of tokens to the attention.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -32,6 +35,8 @@ class ModelConfig(BaseModel):
     attention_dropout: Probability = 0.0
     activation_dropout: Probability = 0.0
     norm: Norm = "post"
+    init: Init = "stacked"
+    positions: Positions = "sinusoidal"
     attention: str = "Global"
 
     @classmethod
@@ -66,6 +71,7 @@ class ModelConfig(BaseModel):
             attention_dropout=self.attention_dropout,
             activation_dropout=self.activation_dropout,
             norm=self.norm,
+            init=self.init,
         )
 
     @model_validator(mode="before")

@@ -46,7 +46,7 @@ class LanguageModel(PretrainedModel[LanguageModelConfig]):
     def __init__(self, config: LanguageModelConfig) -> None:
         super().__init__()
         self.config = config
-        self.embedding = TokenEmbedding(config.vocab_size, config.embed_dim)
+        self.embedding = TokenEmbedding(config.vocab_size, config.embed_dim, config.positions)
         attentions = config.plan.attentions("Dec", config.num_layers)
         self.decoder = TransformerStack(config.layer_options, attentions)
 

@@ -50,7 +50,7 @@ class Translator(PretrainedModel[TranslatorConfig]):
         super().__init__()
         self.config = config
         plan, options = config.plan, config.layer_options
-        self.embedding = TokenEmbedding(config.vocab_size, config.embed_dim)
+        self.embedding = TokenEmbedding(config.vocab_size, config.embed_dim, config.positions)
         self.encoder = TransformerStack(options, plan.attentions("Enc", config.encoder_layers))
         self.decoder = TransformerStack(
             options,

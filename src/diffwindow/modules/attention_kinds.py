@@ -39,6 +39,7 @@ def build_attention(
             window=WINDOWED[attention.kind],
             segment_size=attention.segment_size,
             expectation=attention.expectation,
+            boundary_dim=attention.boundary_dim,
             dropout=dropout,
         )
     if attention.size is None:

@@ -1,6 +1,7 @@
 """TokenEmbedding: one matrix for the tokens that come in and the logits that go out."""
 
 import math
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from diffwindow.modules.positions import sinusoids
 
 PAD = 0
+Positions = Literal["sinusoidal", "none"]
 
 
 class TokenEmbedding(nn.Module):
@@ -19,8 +21,9 @@ class TokenEmbedding(nn.Module):
     starts at zero.
     """
 
-    def __init__(self, vocab_size: int, embed_dim: int) -> None:
+    def __init__(self, vocab_size: int, embed_dim: int, positions: Positions = "sinusoidal") -> None:
         super().__init__()
+        self.positions = positions
         self.weight = nn.Parameter(torch.empty(vocab_size, embed_dim))
         self.reset_parameters()
 
@@ -35,6 +38,8 @@ class TokenEmbedding(nn.Module):
     ) -> Float[Tensor, "*lead d"]:
         """Embed tokens and add the sinusoids of their positions, which count along the last dimension."""
         rows = F.embedding(tokens, self.weight, padding_idx=PAD) * math.sqrt(self.weight.shape[1])
+        if self.positions == "none":
+            return rows
         if positions is None:
             positions = torch.arange(tokens.shape[-1], device=tokens.device)
         return rows + sinusoids(positions, self.weight.shape[1]).to(rows.dtype)

@@ -29,7 +29,7 @@ class GaussianAttention(StackedAttention):
     ) -> Float[Tensor, "b q d"]:
         """Attend with projected queries and keys; the view's mask tells how long each source is."""
         weights = self.maps(queries, keys, view)
-        _, v = self._split_heads(keys)
+        _, v = self._key_heads(keys)
         return self._merge_heads(functional.attend(weights, v))
 
     def maps(
@@ -39,8 +39,8 @@ class GaussianAttention(StackedAttention):
         view: View = EVERYTHING,
     ) -> Float[Tensor, "b h q k"]:
         """Give the weights of `attend`."""
-        (q,) = self._split_heads(queries)
-        k, _ = self._split_heads(keys)
+        (q,) = self._query_heads(queries)
+        k, _ = self._key_heads(keys)
         count, position = real_positions(queries, keys.shape[1], view.attn_mask)
         (centre,) = self.pointer(queries)
         distance = position - count * centre

@@ -31,8 +31,8 @@ class GlobalAttention(StackedAttention):
         view: View = EVERYTHING,
     ) -> Float[Tensor, "b q d"]:
         """Attend with projected queries and keys; there are no segments, so their origin has no effect."""
-        (q,) = self._split_heads(queries)
-        k, v = self._split_heads(keys)
+        (q,) = self._query_heads(queries)
+        k, v = self._key_heads(keys)
         bias = self.bias(queries, keys.shape[1], view.attn_mask)
         # PyTorch takes either its own causal mask, which is the faster, or ours.
         plain = view.attn_mask is None and bias is None
@@ -49,8 +49,8 @@ class GlobalAttention(StackedAttention):
         view: View = EVERYTHING,
     ) -> Float[Tensor, "b h q k"]:
         """Give the weights of `attend`, without dropout."""
-        (q,) = self._split_heads(queries)
-        k, _ = self._split_heads(keys)
+        (q,) = self._query_heads(queries)
+        k, _ = self._key_heads(keys)
         scores = functional.scores(q, k)
         joined = _join(self.bias(queries, keys.shape[1], view.attn_mask), view.visible(q, k))
         if joined is None or not joined.is_floating_point():

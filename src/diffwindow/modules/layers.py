@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from diffwindow.modules.attention_kinds import build_attention
 from diffwindow.modules.key_cache import KeyCache
-from diffwindow.modules.stacked_attention import Maps
+from diffwindow.modules.stacked_attention import Init, Maps
 from diffwindow.modules.view import EVERYTHING, View
 from diffwindow.notation import Attention
 
@@ -28,6 +28,7 @@ class LayerOptions:
     attention_dropout: float = 0.0
     activation_dropout: float = 0.0
     norm: Norm = "post"
+    init: Init = "stacked"
 
 
 class Residual(nn.Module):
@@ -59,6 +60,8 @@ class AttentionBlock(Residual):
         self.attention = build_attention(
             attention, options.embed_dim, options.num_heads, dropout=options.attention_dropout
         )
+        if options.init != "stacked":
+            self.attention.init_projections(options.init)
 
     def forward(
         self,

@@ -34,7 +34,7 @@ class RelativeAttention(StackedAttention):
     ) -> Float[Tensor, "b q d"]:
         """Attend with projected queries and keys, the queries being the last of the keys."""
         weights = self.maps(queries, keys, view)
-        _, v = self._split_heads(keys)
+        _, v = self._key_heads(keys)
         # The weight that a query gives to each distance, which is what the value table's rows get.
         by_distance = weights.new_zeros(*weights.shape[:3], 2 * self.size + 1)
         by_distance = by_distance.scatter_add(-1, self._rows(queries, keys).expand_as(weights), weights)
@@ -49,8 +49,8 @@ class RelativeAttention(StackedAttention):
         view: View = EVERYTHING,
     ) -> Float[Tensor, "b h q k"]:
         """Give the weights of `attend`."""
-        (q,) = self._split_heads(queries)
-        k, _ = self._split_heads(keys)
+        (q,) = self._query_heads(queries)
+        k, _ = self._key_heads(keys)
         scores = functional.scores(q, k)
         by_distance = functional.scores(q, self.key_table.expand(*q.shape[:2], -1, -1))
         scores = scores + by_distance.gather(-1, self._rows(queries, keys).expand_as(scores))

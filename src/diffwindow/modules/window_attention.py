@@ -9,7 +9,7 @@ from torch import Tensor
 from diffwindow import functional, ops
 from diffwindow.functional import EXPECTATIONS, Expectation
 from diffwindow.modules.masks import first_visible_key, visible_keys
-from diffwindow.modules.stacked_attention import StackedAttention
+from diffwindow.modules.stacked_attention import StackedAttention, check_heads
 from diffwindow.modules.view import EVERYTHING, View
 
 Window = Literal["additive", "multiplicative"]
@@ -21,7 +21,8 @@ class WindowAttention(StackedAttention):
 
     One stacked projection holds, in this order, the queries (global, left, right, local), the keys (the
     same) and the values; a multiplicative window has no local pair. It is initialised Xavier-uniform as a
-    whole, so pointers start near uniform; biases start at zero.
+    whole, so pointers start near uniform; biases start at zero. `boundary_dim`, the head width of the left
+    and right pairs, is that of the others unless given: a smaller one makes the pointers cheaper.
 
     >>> import torch
     >>> attention = WindowAttention(16, num_heads=2, window="multiplicative", segment_size=5)
@@ -44,6 +45,7 @@ class WindowAttention(StackedAttention):
         window: Window = "additive",
         segment_size: int = 1,
         expectation: Expectation = "paper",
+        boundary_dim: int | None = None,
         dropout: float = 0.0,
         bias: bool = True,
         batch_first: bool = True,
@@ -53,12 +55,19 @@ class WindowAttention(StackedAttention):
         ops.check_choice("expectation", expectation, EXPECTATIONS)
         ops.check_choice("impl", impl, ops.IMPLS)
         ops.check_segment_size(segment_size)
+        check_heads(embed_dim, num_heads)
+        if boundary_dim is not None and boundary_dim < 1:
+            raise ValueError(f"boundary_dim={boundary_dim} is below 1; it counts the numbers a head")
+        head_dim = embed_dim // num_heads
+        boundary_dim = boundary_dim or head_dim
         # Queries and keys of the score, the two boundaries and, if additive, the local score.
-        num_scores = 4 if window == "additive" else 3
-        super().__init__(embed_dim, num_heads, num_scores=num_scores, dropout=dropout, bias=bias)
+        local = (head_dim,) if window == "additive" else ()
+        score_dims = (head_dim, boundary_dim, boundary_dim, *local)
+        super().__init__(embed_dim, num_heads, score_dims=score_dims, dropout=dropout, bias=bias)
         self.window = window
         self.segment_size = segment_size
         self.expectation: Expectation = expectation
+        self.boundary_dim = boundary_dim
         self.batch_first = batch_first
         self.impl: ops.Impl = impl
 
@@ -86,7 +95,7 @@ class WindowAttention(StackedAttention):
         weights = None
         if need_weights:
             maps = self.maps(queries, keys, view)
-            output = self._merge_heads(functional.attend(maps.weights, self._split_heads(keys)[-1]))
+            output = self._merge_heads(functional.attend(maps.weights, self._key_heads(keys)[-1]))
             weights = maps.weights.mean(1) if average_attn_weights else maps.weights
             weights = weights if batched else weights.squeeze(0)
         else:
@@ -123,8 +132,8 @@ class WindowAttention(StackedAttention):
         view: View = EVERYTHING,
     ) -> Float[Tensor, "b q d"]:
         """Attend with projected queries and keys, to what `view` shows."""
-        q, q_left, q_right, *q_local = self._split_heads(queries)
-        k, k_left, k_right, *k_local, v = self._split_heads(keys)
+        q, q_left, q_right, *q_local = self._query_heads(queries)
+        k, k_left, k_right, *k_local, v = self._key_heads(keys)
         operation = (
             partial(ops.additive_window_attention, q, k, v, q_local[0], k_local[0])
             if self.window == "additive"
@@ -147,8 +156,8 @@ class WindowAttention(StackedAttention):
         view: View = EVERYTHING,
     ) -> ops.WindowMaps:
         """Give what `attend` does with these arguments to each pair of query and key."""
-        q, q_left, q_right, *q_local = self._split_heads(queries)
-        k, k_left, k_right, *k_local, _ = self._split_heads(keys)
+        q, q_left, q_right, *q_local = self._query_heads(queries)
+        k, k_left, k_right, *k_local, _ = self._key_heads(keys)
         return ops.window_maps(
             q,
             k,
@@ -169,7 +178,8 @@ class WindowAttention(StackedAttention):
         """Show the settings in the module's repr."""
         return (
             f"{self.embed_dim}, num_heads={self.num_heads}, window={self.window!r}, "
-            f"segment_size={self.segment_size}, expectation={self.expectation!r}, dropout={self.dropout}, "
+            f"segment_size={self.segment_size}, expectation={self.expectation!r}, "
+            f"boundary_dim={self.boundary_dim}, dropout={self.dropout}, "
             f"batch_first={self.batch_first}, impl={self.impl!r}"
         )
 

@@ -10,7 +10,7 @@ from diffwindow.data.holdout import share
 from diffwindow.data.prepare import Progress, prepare, quiet
 from diffwindow.data.recipe import Recipe, Source
 from diffwindow.data.store import TASKS
-from diffwindow.reproduce.scale import Setting
+from diffwindow.reproduce.setting import Setting
 
 
 def make_store(setting: Setting, store: Path, data: Path | None, *, progress: Progress = quiet) -> None:

@@ -7,7 +7,7 @@ from functools import cache
 
 from diffwindow.models.build import count_parameters, read_config
 from diffwindow.models.presets import PRESETS
-from diffwindow.reproduce.scale import Setting
+from diffwindow.reproduce.setting import Setting
 from diffwindow.reproduce.table import Row
 from diffwindow.training.settings import resolve
 

@@ -59,6 +59,7 @@ def _column(table: Table, column: Column, scale: Scale, outcomes: Sequence[Outco
         "column": column.name,
         "title": column.title,
         "metric": column.metric,
+        "split": column.split,
         "corpus": scale.setting(column).store_name,
         "base": base.label,
         "rows": rows,
@@ -84,8 +85,8 @@ def _row(
         "valid": asdict(summary([result["valid"] for result in by_seed.values()])) if own else None,
         "gain": asdict(gain) if gain else None,
         "verdict": verdict(gain, paper_gain) if paper_gain is not None and own else None,
-        "groups": _groups([result["test_metrics"] for result in by_seed.values()]),
-        "windows": _windows([result["test_metrics"] for result in by_seed.values()]),
+        "groups": _groups([result["metrics"] for result in by_seed.values()]),
+        "windows": _windows([result["metrics"] for result in by_seed.values()]),
     }
 
 

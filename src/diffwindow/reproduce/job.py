@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from diffwindow.files import write_json
-from diffwindow.reproduce.scale import Setting
+from diffwindow.reproduce.setting import Setting
 from diffwindow.reproduce.table import Column, Row
 
 RESULT = "result.json"
@@ -61,7 +61,7 @@ def settings_of(job: Job) -> tuple[str, ...]:
 
 
 def run(job: Job) -> str | None:
-    """Train from where the job stands, evaluate on the test split, write the result; give what went wrong.
+    """Train from where the job stands, evaluate, write the result; give what went wrong.
 
     Runs in a process of its own; what it prints goes to a file of the run.
     """
@@ -94,16 +94,18 @@ def _run(job: Job) -> Result:
     trained = Trained.load(job.folder)
     search = Search(beam=config.search.beam, length_penalty=config.search.length_penalty)
     task = trained.task(Run(job.folder, config).open_store())
-    metrics = {split: evaluate(trained, task, split, search).metrics for split in ("valid", "test")}
+    splits = dict.fromkeys(("valid", job.column.split))
+    metrics = {split: evaluate(trained, task, split, search).metrics for split in splits}
     return {
         "label": job.row.label,
         "attention": job.row.attention,
         "column": job.column.name,
         "seed": job.seed,
         "settings": list(settings_of(job)),
-        "value": figure(job.column, metrics["test"]),
+        "value": figure(job.column, metrics[job.column.split]),
         "valid": figure(job.column, metrics["valid"]),
-        "test_metrics": metrics["test"],
+        "split": job.column.split,
+        "metrics": metrics[job.column.split],
         "parameters": count_parameters(trained.model.config),
         "updates": config.train.max_updates,
         "updates_per_s": _speed(job.folder),

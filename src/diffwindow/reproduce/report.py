@@ -12,6 +12,10 @@ from diffwindow.reproduce.table import SHOWN
 from diffwindow.reproduce.tables import PAPER_SPEED, TABLE_4
 
 REPORT, JSON, PLOT = "report.md", "report.json", "gains.png"
+EVALUATED = {
+    "test": "test set, the model chosen on validation",
+    "valid": "validation set, the test set not read",
+}
 
 
 def write_report(found: Finding, folder: Path) -> None:
@@ -50,8 +54,8 @@ def _column(column: Finding, scale: str) -> list[str]:
     lines = [_cells(row, published=published) for row in column["rows"]]
     texts = [
         f"## {column['title']}: {name}, {'more' if more_is_better else 'less'} is better",
-        f"Corpus `{column['corpus']}`; test set, the model chosen on validation; gains are over "
-        f"{column['base']}, paired by seed.",
+        f"Corpus `{column['corpus']}`; {EVALUATED[column['split']]}; gains are over {column['base']}, "
+        "paired by seed.",
         _table(heads, lines),
     ]
     if column["pairs"] and column["pairs"][1]:

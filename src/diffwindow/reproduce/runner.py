@@ -97,4 +97,5 @@ def _alone() -> None:
 
 def _shown(outcome: Outcome) -> str:
     assert outcome.result is not None
-    return f"{outcome.result['value']:.2f} on test, {outcome.result['valid']:.2f} on validation"
+    result = outcome.result
+    return f"{result['value']:.2f} on {result['split']}, {result['valid']:.2f} on valid"

@@ -10,7 +10,7 @@ from typing import Any
 
 from diffwindow.data.batching import TokenBatches
 from diffwindow.data.store import Store
-from diffwindow.reproduce.scale import Setting
+from diffwindow.reproduce.setting import Setting
 from diffwindow.reproduce.table import Table
 from diffwindow.tasks.registry import model_config, task_of
 from diffwindow.training.config import Config

@@ -9,6 +9,7 @@ from typing import Literal, TypeVar
 T = TypeVar("T")
 PLAIN = "Global"
 Metric = Literal["bleu", "accuracy", "perplexity"]
+Split = Literal["valid", "test"]
 # how a metric is printed, and whether more is better
 SHOWN: dict[Metric, tuple[str, bool]] = {
     "bleu": ("BLEU", True),
@@ -38,11 +39,15 @@ class Row:
 
 @dataclass(frozen=True)
 class Column:
-    """A corpus and the metric of its test set; `name` is a key of each scale."""
+    """A corpus and the metric of its test set; `name` is a key of each scale.
+
+    A column that settings are chosen by has the split "valid": no row of it ever reads the test set.
+    """
 
     name: str
     title: str
     metric: Metric
+    split: Split = "test"
 
 
 @dataclass(frozen=True)

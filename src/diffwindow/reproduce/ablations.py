@@ -1,0 +1,87 @@
+"""Our own tables: what the paper leaves open, and when windows help."""
+
+from __future__ import annotations
+
+from diffwindow.reproduce.columns import AGREEMENT, AGREEMENT_10, EN_DE, SST, SVA_SUBSET, TUNING
+from diffwindow.reproduce.condition import CANDIDATES, CIRCUMSTANCES
+from diffwindow.reproduce.table import Column, Row, Table
+
+
+def _ablation(name: str, title: str, attentions: tuple[str, ...], columns: tuple[Column, ...]) -> Table:
+    return Table(name, title, columns, tuple(Row(text, text) for text in ("Global", *attentions)))
+
+
+WINDOWS = ("Enc(MW)", "Enc(AW)")
+
+TUNING_TABLE = _ablation(
+    "tuning",
+    "What the validation set chooses for each model of Table 5",
+    ("Enc(Rel)@all", "Enc(Loc)", *WINDOWS),
+    tuple(condition.column(TUNING, "valid") for condition in CANDIDATES),
+)
+EXPECTATION = _ablation(
+    "expectation",
+    "The paper's window or the exact expectation",
+    ("Enc(AW)", "Enc(AW,Exact)", "Enc(MW)", "Enc(MW,Exact)"),
+    (AGREEMENT_10, SST, SVA_SUBSET),
+)
+
+
+def _sizes(role: str) -> tuple[str, ...]:
+    # a size of 5 is written Seg, and 1 is none
+    sizes = (f"{role}(AW,Seg={size})" if size != 5 else f"{role}(AW,Seg)" for size in range(2, 11))
+    return (f"{role}(AW)", *sizes)
+
+
+SEGMENTS = _ablation("segments", "Segment sizes from 1 to 10 in cross-attention", _sizes("Cr"), (EN_DE,))
+ENCODER_SEGMENTS = _ablation(
+    "encoder-segments", "Segment sizes from 1 to 10 in an encoder", _sizes("Enc"), (AGREEMENT_10, SST)
+)
+BOUNDARIES = _ablation(
+    "boundaries",
+    "Boundaries of fewer numbers a head than the scores' 32",
+    tuple(
+        f"Enc({kind}{narrow})"
+        for kind in ("AW", "MW")
+        for narrow in ("", ",Dim=16", ",Dim=8", ",Dim=4", ",Dim=2")
+    ),
+    (AGREEMENT_10, SST),
+)
+BASELINES = _ablation(
+    "baselines",
+    "Local attentions that the paper cites and does not run",
+    ("Cr(Gauss)", "Enc(Band)", "Enc(Bell)", "Enc(Span)-Dec(Span)", "Cr(AW,Seg)", "Enc(AW)"),
+    (EN_DE,),
+)
+AGREEMENT_TABLE = Table(
+    "agreement",
+    "Where the right window is known: generated agreement",
+    (AGREEMENT, AGREEMENT_10),
+    (
+        Row("Global", "Global"),
+        # as many parameters as the additive window has
+        Row("Global, wider feed-forward", "Global", ("model.ffn_dim=704",)),
+        *(Row(text, text) for text in ("Enc(Rel)@all", "Enc(Loc)", "Enc(Band)", "Enc(Bell)", "Enc(Span)")),
+        *(Row(text, text) for text in (*WINDOWS, "Enc(AW)@all")),
+    ),
+)
+CIRCUMSTANCES_TABLE = _ablation(
+    "circumstances",
+    "One thing changed for every model: depth, initialisation, positions",
+    WINDOWS,
+    tuple(condition.column(base) for base in (AGREEMENT_10, SST) for condition in CIRCUMSTANCES),
+)
+# the column's corpus cut down; the names are keys of each scale
+_SHARES = tuple(Column(f"sst-{share}", f"SST-2, {share} % of the phrases", "accuracy") for share in (5, 20))
+DATA_SIZE = _ablation("data-size", "How much training data", WINDOWS, (*_SHARES, SST))
+SENTENCES = _ablation(
+    "sentences",
+    "Training on whole sentences alone, not on their phrases",
+    WINDOWS,
+    (Column("sst-sentences", "SST-2, 6,920 sentences", "accuracy"),),
+)
+
+ABLATIONS = (
+    *(TUNING_TABLE, EXPECTATION, SEGMENTS, ENCODER_SEGMENTS, BOUNDARIES, BASELINES, AGREEMENT_TABLE),
+    *(CIRCUMSTANCES_TABLE, DATA_SIZE, SENTENCES),
+)

@@ -1,0 +1,55 @@
+"""Condition: one thing changed about a corpus or its training, the same for every row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from diffwindow.reproduce.setting import Setting
+from diffwindow.reproduce.table import Column, Split
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A change to a setting, and its name in a column's name and title."""
+
+    name: str
+    title: str
+    overrides: tuple[str, ...] = ()
+    vocab_size: int | None = None
+
+    def column(self, base: Column, split: Split = "test") -> Column:
+        """Give the column of a corpus under this condition.
+
+        >>> Condition("deep", "4 layers").column(Column("sst", "SST-2", "accuracy")).name
+        'sst-deep'
+        """
+        return replace(
+            base, name=f"{base.name}-{self.name}", title=f"{base.title}, {self.title}", split=split
+        )
+
+    def setting(self, base: Setting) -> Setting:
+        """Give a setting under this condition."""
+        return replace(
+            base,
+            overrides=(*base.overrides, *self.overrides),
+            vocab_size=self.vocab_size or base.vocab_size,
+        )
+
+
+# one step each way from the settings of the tables: what tuning on the validation set chooses from
+CANDIDATES = (
+    Condition("base", "as in the tables"),
+    Condition("rate-low", "half the rate", ("train.lr=5e-4",)),
+    Condition("rate-high", "twice the rate", ("train.lr=2e-3",)),
+    Condition("dropout", "dropout 0.3", ("model.dropout=0.3",)),
+    Condition("batch", "128 texts a batch", ("train.max_rows=128",)),
+    Condition("init", "projections initialised one by one", ("model.init=separate",)),
+    Condition("vocab", "4,096 subwords", vocab_size=4096),
+)
+# what may decide whether windows help
+CIRCUMSTANCES = (
+    Condition("shallow", "1 layer", ("model.num_layers=1",)),
+    Condition("deep", "4 layers", ("model.num_layers=4",)),
+    Condition("init", "projections initialised one by one", ("model.init=separate",)),
+    Condition("unplaced", "without positions", ("model.positions=none",)),
+)
