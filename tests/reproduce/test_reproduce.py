@@ -14,6 +14,7 @@ from diffwindow.reproduce.runner import Outcome, done_before, jobs_of, make_stor
 from diffwindow.reproduce.scale import scale_of
 from diffwindow.reproduce.speed import relative_speeds
 from diffwindow.reproduce.tables import table_of
+from diffwindow.tasks import evaluation
 
 SMOKE = scale_of("smoke")
 
@@ -110,6 +111,7 @@ def test_all_rows_of_a_seed_come_before_the_next(tmp_path):
 
 def _outcome(job, value, problem=None):
     metrics = {"by_attractors": {"-1": {"correct": 3, "total": 4}, "1": {"correct": 1, "total": 2}}}
+    metrics["by_length"] = {"1-10": {"correct": 4, "total": 6}}
     fit = {"overlap": None, "best_head": None, "attention_inside": 0.5, "chance": 0.25}
     metrics["windows"] = [fit, fit]
     result = {"value": value, "valid": value, "parameters": 1000, "metrics": metrics}
@@ -135,11 +137,31 @@ def test_the_report_says_what_agrees_and_what_failed(tmp_path):
         "| Enc(MW) | 1,000 | 95.95 | 91.10 ± 1.27 | 0.14 | 2 | 91.10 | +1.47 | +1.00 ± 0.00 | agrees |"
         in text
     )
-    assert "| examples | 4 | 2 |" in text
+    assert "| accuracy by attractors | unknown | 1 |\n| --- | --- | --- |\n| examples | 4 | 2 |" in text
+    assert "| accuracy by length in tokens | 1-10 |\n| --- | --- |\n| examples | 6 |" in text
     assert "| Enc(MW) |  |  | 0.50 | 0.25 |" in text
     assert "ours (smoke)" in text
     write_report(found, tmp_path / "report")
     assert (tmp_path / "report" / REPORT).read_text(encoding="utf-8").startswith("# Accuracy")
+
+
+def test_many_columns_stand_side_by_side_and_choosing_reads_no_test_set(tmp_path):
+    table = table_of("tuning").chosen([], ["Global", "Enc(MW)", "Enc(AW)"])
+    jobs = jobs_of(table, SMOKE, (1,), tmp_path)
+    outcomes = [
+        _outcome(job, 80.0 + (job.row.attention == "Enc(AW)")) for job in jobs if job.row.key != "Enc(MW)"
+    ]
+    text = markdown(findings(table, SMOKE, outcomes, "…"), with_plot=False)
+    assert "| SST-2, twice the rate | 80.00 | not run | 81.00 (+1.00) |" in text
+    assert text.count("validation set, the test set not read") == len(table.columns)
+
+
+def test_a_column_of_the_validation_set_never_evaluates_another(tmp_path, monkeypatch):
+    (job,) = _jobs("tuning", ["tuning-base"], ["Global"], tmp_path)
+    splits, evaluate = [], evaluation.evaluate
+    monkeypatch.setattr(evaluation, "evaluate", lambda *args: splits.append(args[2]) or evaluate(*args))
+    assert run(job) is None
+    assert splits == ["valid"]
 
 
 def test_rows_that_were_not_run_are_said_to_be(tmp_path):

@@ -28,7 +28,7 @@ def test_a_loaded_model_reads_its_corpus_as_it_was_trained_to(agreement_store, t
         assert trained.task(task.store) == task
 
 
-def test_accuracy_is_the_share_of_right_predictions_overall_and_by_attractors(agreement_store, tmp_path):
+def test_accuracy_is_the_share_of_right_predictions_overall_and_by_group(agreement_store, tmp_path):
     task = of(agreement_store, attention="Enc(MW)")
     trained = saved(task, tmp_path / "model")
     found = evaluate(trained, task, "test", GREEDY)
@@ -45,6 +45,12 @@ def test_accuracy_is_the_share_of_right_predictions_overall_and_by_attractors(ag
     for count, group in found.metrics["by_attractors"].items():
         among = [ok for ok, one in zip(right, examples, strict=True) if one.attractors == int(count)]
         assert (group["correct"], group["total"]) == (sum(among), len(among))
+    lengths = [len(tokenizer.encode(one.text)) + 1 for one in examples]
+    for name, (first, last) in {"1-10": (1, 10), "11-20": (11, 20)}.items():
+        among = [ok for ok, length in zip(right, lengths, strict=True) if first <= length <= last]
+        group = found.metrics["by_length"][name]
+        assert (group["correct"], group["total"]) == (sum(among), len(among))
+    assert sum(group["total"] for group in found.metrics["by_length"].values()) == len(right)
     assert json.loads(json.dumps(found.metrics)) == found.metrics
 
 

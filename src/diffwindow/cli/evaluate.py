@@ -151,6 +151,9 @@ def _metrics(metrics: dict[str, Any]) -> Iterator[str]:
             for count, group in value.items():
                 known = "unknown number of" if count == "-1" else count
                 yield f"  {f'with {known} attractors':20} {_accuracy(group)}"
+        elif name == "by_length":
+            for tokens, group in value.items():
+                yield f"  {f'of {tokens} tokens':20} {_accuracy(group)}"
         elif name == "windows":
             for fit in value:
                 yield f"  {'layer ' + str(fit['layer']):20} {_window(fit)}"

@@ -14,6 +14,7 @@ from diffwindow.reproduce.statistics import agreeing_pairs, difference, summary,
 from diffwindow.reproduce.table import Column, Row, Table
 
 Finding = dict[str, Any]
+GROUPS = {"by_attractors": "accuracy by attractors", "by_length": "accuracy by length in tokens"}
 FITS = ("overlap", "best_head", "attention_inside", "chance")
 
 
@@ -85,20 +86,20 @@ def _row(
         "valid": asdict(summary([result["valid"] for result in by_seed.values()])) if own else None,
         "gain": asdict(gain) if gain else None,
         "verdict": verdict(gain, paper_gain) if paper_gain is not None and own else None,
-        "groups": _groups([result["metrics"] for result in by_seed.values()]),
+        "groups": {by: _groups([result["metrics"] for result in by_seed.values()], by) for by in GROUPS},
         "windows": _windows([result["metrics"] for result in by_seed.values()]),
     }
 
 
-def _groups(metrics: Sequence[Result]) -> dict[str, tuple[float, int]]:
-    """Give the accuracy in per cent by number of attractors, over all seeds, and the examples of a seed."""
-    found = [by["by_attractors"] for by in metrics if "by_attractors" in by]
+def _groups(metrics: Sequence[Result], by: str) -> dict[str, tuple[float, int]]:
+    """Give the accuracy in per cent by group of examples, over all seeds, and the examples of a seed."""
+    found = [one[by] for one in metrics if by in one]
     return {
-        count: (
-            100.0 * sum(by[count]["correct"] for by in found) / sum(by[count]["total"] for by in found),
-            found[0][count]["total"],
+        name: (
+            100.0 * sum(one[name]["correct"] for one in found) / sum(one[name]["total"] for one in found),
+            found[0][name]["total"],
         )
-        for count in (found[0] if found else ())
+        for name in (found[0] if found else ())
     }
 
 

@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from diffwindow.files import write_atomically, write_json
-from diffwindow.reproduce.findings import FITS, Finding
+from diffwindow.reproduce.findings import FITS, GROUPS, Finding
 from diffwindow.reproduce.plot import draw_gains
 from diffwindow.reproduce.table import SHOWN
 from diffwindow.reproduce.tables import PAPER_SPEED, TABLE_4
 
 REPORT, JSON, PLOT = "report.md", "report.json", "gains.png"
+# more columns than this also stand side by side
+MANY = 3
 EVALUATED = {
     "test": "test set, the model chosen on validation",
     "valid": "validation set, the test set not read",
@@ -32,6 +34,7 @@ def markdown(found: Finding, *, with_plot: bool) -> str:
         f"# {found['title']}, scale {found['scale']}",
         found["about"],
         f"```sh\n{found['command']}\n```",
+        *([_overview(found["columns"])] if len(found["columns"]) > MANY else []),
         *(text for column in found["columns"] for text in _column(column, found["scale"])),
     ]
     if found["speeds"]:
@@ -41,6 +44,19 @@ def markdown(found: Finding, *, with_plot: bool) -> str:
     if found["problems"]:
         parts.append("Runs that did not end:\n" + "\n".join(f"- {text}" for text in found["problems"]))
     return "\n\n".join(parts) + "\n"
+
+
+def _overview(columns: Sequence[Finding]) -> str:
+    """Show all columns in one table, a line each: means, and gains over the first row."""
+    heads = ["mean, and gain over the first model", *(row["label"] for row in columns[0]["rows"])]
+    return _table(heads, [[column["title"], *map(_short, column["rows"])] for column in columns])
+
+
+def _short(row: Finding) -> str:
+    if row["ours"] is None:
+        return "not run"
+    gain = row["gain"]
+    return f"{row['ours']['mean']:.2f}" + (f" ({_gain(gain['mean'], gain['reach'])})" if gain else "")
 
 
 def _column(column: Finding, scale: str) -> list[str]:
@@ -62,8 +78,7 @@ def _column(column: Finding, scale: str) -> list[str]:
         texts.append(
             "In the paper's order: {} of {} pairs of rows (by their means).".format(*column["pairs"])
         )
-    if any(row["groups"] for row in column["rows"]):
-        texts.append(_attractors(column))
+    texts += [_groups(column, by) for by in GROUPS if any(row["groups"][by] for row in column["rows"])]
     if any(row["windows"] for row in column["rows"]):
         texts.append(_windows(column))
     return texts
@@ -85,17 +100,13 @@ def _cells(row: Finding, *, published: bool) -> list[str]:
     return [*cells, *([row["verdict"] or ""] if published else [])]
 
 
-def _attractors(column: Finding) -> str:
-    """Show the accuracy by number of attractors; -1 in the data stands for a number that is not known."""
-    counts = sorted({count for row in column["rows"] for count in row["groups"]}, key=int)
-    sizes = {count: size for row in column["rows"] for count, (_, size) in row["groups"].items()}
-    heads = ["accuracy by attractors", *("unknown" if count == "-1" else count for count in counts)]
-    lines = [["examples", *(f"{sizes[count]:,}" for count in counts)]]
-    lines += [
-        [row["label"], *(f"{row['groups'][count][0]:.2f}" for count in counts)]
-        for row in column["rows"]
-        if row["groups"]
-    ]
+def _groups(column: Finding, by: str) -> str:
+    """Show the accuracy by group; -1 in the data stands for a number of attractors that is not known."""
+    rows = {row["label"]: row["groups"][by] for row in column["rows"] if row["groups"][by]}
+    sizes = {name: size for groups in rows.values() for name, (_, size) in groups.items()}
+    heads = [GROUPS[by], *("unknown" if name == "-1" else name for name in sizes)]
+    lines = [["examples", *(f"{size:,}" for size in sizes.values())]]
+    lines += [[label, *(f"{groups[name][0]:.2f}" for name in sizes)] for label, groups in rows.items()]
     return _table(heads, lines)
 
 

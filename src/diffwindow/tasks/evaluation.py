@@ -22,6 +22,8 @@ from diffwindow.tasks.translating import Progress, Search, no_progress, translat
 from diffwindow.tasks.translation import Translation
 from diffwindow.tasks.windows import as_rows, has_gold_windows, window_fits
 
+LONGEST = 50
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -76,6 +78,10 @@ def _classification(trained: Trained, task: Classification, split: str) -> Evalu
         "accuracy": asdict(accuracy(int(right.sum()), len(right))),
         "loss": float(found.nll.mean()),
     }
+    (lengths,) = task.lengths(split)
+    # groups of ten tokens, the longest texts in one
+    tens = accuracy_by(right, np.minimum((lengths - 1) // 10, LONGEST // 10))
+    metrics["by_length"] = {_tokens(ten): asdict(group) for ten, group in tens.items()}
     if "attractors" in columns:
         # -1 stands for a sentence whose attractors are not known
         groups = accuracy_by(right, columns["attractors"].astype(np.int64))
@@ -83,6 +89,16 @@ def _classification(trained: Trained, task: Classification, split: str) -> Evalu
     if has_gold_windows(task):
         metrics["windows"] = as_rows(window_fits(task, cast(Classifier, trained.model), split))
     return Evaluation(metrics, right=right)
+
+
+def _tokens(ten: int) -> str:
+    """Name a group of lengths.
+
+    >>> _tokens(1), _tokens(LONGEST // 10)
+    ('11-20', '51+')
+    """
+    first = 10 * ten + 1
+    return f"{first}+" if first > LONGEST else f"{first}-{first + 9}"
 
 
 def _language(trained: Trained, task: LanguageModeling, split: str) -> Evaluation:
