@@ -45,12 +45,17 @@ def test_accuracy_is_the_share_of_right_predictions_overall_and_by_group(agreeme
     for count, group in found.metrics["by_attractors"].items():
         among = [ok for ok, one in zip(right, examples, strict=True) if one.attractors == int(count)]
         assert (group["correct"], group["total"]) == (sum(among), len(among))
-    lengths = [len(tokenizer.encode(one.text)) + 1 for one in examples]
-    for name, (first, last) in {"1-10": (1, 10), "11-20": (11, 20)}.items():
-        among = [ok for ok, length in zip(right, lengths, strict=True) if first <= length <= last]
-        group = found.metrics["by_length"][name]
-        assert (group["correct"], group["total"]) == (sum(among), len(among))
-    assert sum(group["total"] for group in found.metrics["by_length"].values()) == len(right)
+    sizes = {
+        ("by_length", "1-10", "11-20"): [len(tokenizer.encode(one.text)) + 1 for one in examples],
+        ("by_distance", "1-5", "6-10"): [one.distance for one in examples],
+    }
+    for (by, *ranges), values in sizes.items():
+        for text in ranges:
+            first, last = map(int, text.split("-"))
+            among = [ok for ok, value in zip(right, values, strict=True) if first <= value <= last]
+            group = found.metrics[by][text]
+            assert (group["correct"], group["total"]) == (sum(among), len(among))
+        assert sum(group["total"] for group in found.metrics[by].values()) == len(right)
     assert json.loads(json.dumps(found.metrics)) == found.metrics
 
 

@@ -130,6 +130,10 @@ def search_of(
     )
 
 
+# a text's tokens, and those from the subject to the verb
+RANGES = {"by_length": "length", "by_distance": "distance"}
+
+
 def as_text(report: dict[str, Any]) -> Iterator[str]:
     """Give the lines that people read."""
     model = f"{report['attention']}, {report['parameters']:,} parameters"
@@ -151,9 +155,9 @@ def _metrics(metrics: dict[str, Any]) -> Iterator[str]:
             for count, group in value.items():
                 known = "unknown number of" if count == "-1" else count
                 yield f"  {f'with {known} attractors':20} {_accuracy(group)}"
-        elif name == "by_length":
+        elif name in RANGES:
             for tokens, group in value.items():
-                yield f"  {f'of {tokens} tokens':20} {_accuracy(group)}"
+                yield f"  {f'{RANGES[name]} {tokens}':20} {_accuracy(group)}"
         elif name == "windows":
             for fit in value:
                 yield f"  {'layer ' + str(fit['layer']):20} {_window(fit)}"

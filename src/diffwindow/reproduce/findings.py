@@ -14,7 +14,11 @@ from diffwindow.reproduce.statistics import agreeing_pairs, difference, summary,
 from diffwindow.reproduce.table import Column, Row, Table
 
 Finding = dict[str, Any]
-GROUPS = {"by_attractors": "accuracy by attractors", "by_length": "accuracy by length in tokens"}
+GROUPS = {
+    "by_attractors": "accuracy by attractors",
+    "by_distance": "accuracy by distance of subject and verb",
+    "by_length": "accuracy by length in tokens",
+}
 FITS = ("overlap", "best_head", "attention_inside", "chance")
 
 

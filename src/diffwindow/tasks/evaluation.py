@@ -22,8 +22,6 @@ from diffwindow.tasks.translating import Progress, Search, no_progress, translat
 from diffwindow.tasks.translation import Translation
 from diffwindow.tasks.windows import as_rows, has_gold_windows, window_fits
 
-LONGEST = 50
-
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -78,10 +76,9 @@ def _classification(trained: Trained, task: Classification, split: str) -> Evalu
         "accuracy": asdict(accuracy(int(right.sum()), len(right))),
         "loss": float(found.nll.mean()),
     }
-    (lengths,) = task.lengths(split)
-    # groups of ten tokens, the longest texts in one
-    tens = accuracy_by(right, np.minimum((lengths - 1) // 10, LONGEST // 10))
-    metrics["by_length"] = {_tokens(ten): asdict(group) for ten, group in tens.items()}
+    metrics["by_length"] = _by_range(right, task.lengths(split)[0], step=10, longest=50)
+    if "distance" in columns:
+        metrics["by_distance"] = _by_range(right, columns["distance"], step=5, longest=15)
     if "attractors" in columns:
         # -1 stands for a sentence whose attractors are not known
         groups = accuracy_by(right, columns["attractors"].astype(np.int64))
@@ -91,14 +88,19 @@ def _classification(trained: Trained, task: Classification, split: str) -> Evalu
     return Evaluation(metrics, right=right)
 
 
-def _tokens(ten: int) -> str:
-    """Name a group of lengths.
+def _by_range(
+    right: NDArray[np.bool_], sizes: NDArray[np.integer], *, step: int, longest: int
+) -> dict[str, dict[str, Any]]:
+    """Give the accuracy by size in ranges of `step`, with all beyond the longest in one.
 
-    >>> _tokens(1), _tokens(LONGEST // 10)
-    ('11-20', '51+')
+    >>> list(_by_range(np.array([True, False, True]), np.array([5, 6, 99]), step=5, longest=15))
+    ['1-5', '6-10', '16+']
     """
-    first = 10 * ten + 1
-    return f"{first}+" if first > LONGEST else f"{first}-{first + 9}"
+    below = step * np.minimum((sizes.astype(np.int64) - 1) // step, longest // step)
+    return {
+        f"{first + 1}-{first + step}" if first < longest else f"{longest + 1}+": asdict(group)
+        for first, group in accuracy_by(right, below).items()
+    }
 
 
 def _language(trained: Trained, task: LanguageModeling, split: str) -> Evaluation:
