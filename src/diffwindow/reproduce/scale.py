@@ -65,8 +65,8 @@ _SMALL_TRANSLATION = (
 )
 _SMALL_LM = (
     *("model.embed_dim=128", "model.ffn_dim=512", "model.dropout=0.1", "task.block_size=64"),
-    *("train.max_tokens=2048", "train.max_updates=1200", "train.lr=2e-3", "train.warmup=200"),
-    *("train.valid_every=300", "train.save_every=300", *_SHORT),
+    *("train.max_tokens=2048", "train.max_updates=1000", "train.lr=2e-3", "train.warmup=200"),
+    *("train.valid_every=250", "train.save_every=250", *_SHORT),
 )
 _SMALL_IMDB = (
     *("task.max_length=256", "train.max_tokens=4096", "train.max_updates=1500", "train.lr=1e-3"),
