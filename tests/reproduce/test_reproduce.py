@@ -9,7 +9,7 @@ from diffwindow.cli import app
 from diffwindow.reproduce import runner
 from diffwindow.reproduce.findings import findings
 from diffwindow.reproduce.job import RESULT, run, settings_of
-from diffwindow.reproduce.report import JSON, PLOT, REPORT, markdown, write_report
+from diffwindow.reproduce.report import JSON, PICTURES, REPORT, markdown, write_report
 from diffwindow.reproduce.runner import Outcome, done_before, jobs_of, make_stores
 from diffwindow.reproduce.scale import scale_of
 from diffwindow.reproduce.speed import relative_speeds
@@ -32,10 +32,14 @@ def test_the_command_trains_reports_and_does_not_train_again(tmp_path, monkeypat
     assert first.exit_code == 0, first.output
     report = tmp_path / "table5-smoke" / REPORT
     assert {"Transformer", "Enc(AW)"} <= set(report.read_text(encoding="utf-8").replace("|", "\n").split())
-    assert (tmp_path / "table5-smoke" / PLOT).stat().st_size > 1000
+    for picture in PICTURES:
+        assert (tmp_path / "table5-smoke" / picture).stat().st_size > 1000
     found = json.loads((tmp_path / "table5-smoke" / JSON).read_text(encoding="utf-8"))
     ran = {row["key"]: row["ours"]["count"] for row in found["columns"][0]["rows"] if row["ours"]}
     assert ran == {"Global": 1, "Enc(AW)": 1}
+    (update, accuracy), *more = found["columns"][0]["rows"][0]["learning"]
+    assert (update, more) == (4, [])
+    assert 0 < accuracy < 100
 
     monkeypatch.setattr(runner, "ProcessPoolExecutor", None)  # a second training would need it
     again = CliRunner().invoke(app, arguments)
@@ -131,7 +135,7 @@ def test_the_report_says_what_agrees_and_what_failed(tmp_path):
     assert additive["verdict"] == "not told apart"
     # in the paper: plain < MW < AW; here AW < plain < MW
     assert found["columns"][0]["pairs"] == (1, 3)
-    text = markdown(found, with_plot=False)
+    text = markdown(found)
     assert "the loss is not finite" in text
     assert (
         "| Enc(MW) | 1,000 | 95.95 | 91.10 ± 1.27 | 0.14 | 2 | 91.10 | +1.47 | +1.00 ± 0.00 | agrees |"
@@ -151,7 +155,7 @@ def test_many_columns_stand_side_by_side_and_choosing_reads_no_test_set(tmp_path
     outcomes = [
         _outcome(job, 80.0 + (job.row.attention == "Enc(AW)")) for job in jobs if job.row.key != "Enc(MW)"
     ]
-    text = markdown(findings(table, SMOKE, outcomes, "…"), with_plot=False)
+    text = markdown(findings(table, SMOKE, outcomes, "…"))
     assert "| SST-2, twice the rate | 80.00 | not run | 81.00 (+1.00) |" in text
     assert text.count("validation set, the test set not read") == len(table.columns)
 
@@ -167,7 +171,7 @@ def test_a_column_of_the_validation_set_never_evaluates_another(tmp_path, monkey
 def test_rows_that_were_not_run_are_said_to_be(tmp_path):
     table = table_of("table5").chosen(["sva"], [])
     (job, *_) = jobs_of(table, SMOKE, (1,), tmp_path)
-    text = markdown(findings(table, SMOKE, [_outcome(job, 90.0)], "…"), with_plot=False)
+    text = markdown(findings(table, SMOKE, [_outcome(job, 90.0)], "…"))
     assert text.count("not run") == 4
 
 
@@ -194,7 +198,7 @@ def test_speeds_are_relative_to_the_first_row(translations):
     assert speeds["Global"] == 1.0
     assert all(ratio > 0 for ratio in speeds.values())
     found = findings(table, SMOKE, [], "…", speeds)
-    assert "| Transformer | 1.00 | 1.00 |" in markdown(found, with_plot=False)
+    assert "| Transformer | 1.00 | 1.00 |" in markdown(found)
 
 
 def test_the_list_names_every_table():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -47,17 +48,19 @@ def findings(
 
 
 def _column(table: Table, column: Column, scale: Scale, outcomes: Sequence[Outcome]) -> Finding:
+    done = [outcome for outcome in outcomes if outcome.result and outcome.job.column == column]
     results = {
-        row.key: {
-            outcome.job.seed: outcome.result
-            for outcome in outcomes
-            if outcome.result and outcome.job.column == column and outcome.job.row == row
-        }
-        for row in table.rows
+        row.key: {o.job.seed: o.result for o in done if o.result and o.job.row == row} for row in table.rows
+    }
+    learning = {
+        row.key: _learning(column, [o.job.folder for o in done if o.job.row == row]) for row in table.rows
     }
     values = {key: {seed: result["value"] for seed, result in by.items()} for key, by in results.items()}
     base = table.rows[0]
-    rows = [_row(row, base, column, results[row.key], values) for row in table.rows]
+    rows = [
+        _row(row, base, column, results[row.key], values) | {"learning": learning[row.key]}
+        for row in table.rows
+    ]
     ours = {row["key"]: row["ours"]["mean"] for row in rows if row["ours"]}
     paper = {row.key: row.paper[column.name] for row in table.rows if column.name in row.paper}
     return {
@@ -112,3 +115,18 @@ def _windows(metrics: Sequence[Result]) -> dict[str, float]:
     layers = [by["windows"][0] for by in metrics if "windows" in by]
     names = [name for name in FITS if layers and layers[0][name] is not None]
     return {name: fmean(layer[name] for layer in layers) for name in names}
+
+
+def _learning(column: Column, folders: Sequence[Path]) -> list[tuple[int, float]]:
+    """Give the validations by update, means over the runs; one without its log is left out."""
+    # it takes a moment to import
+    from diffwindow.training.logs import LOG, read_records
+
+    name, factor = ("accuracy", 100.0) if column.metric == "accuracy" else ("perplexity", 1.0)
+    curves = [
+        {record["update"]: factor * record[name] for record in read_records(folder / LOG) if name in record}
+        for folder in folders
+        if (folder / LOG).exists()
+    ]
+    updates = sorted(set.intersection(*map(set, curves))) if curves else []
+    return [(update, fmean(curve[update] for curve in curves)) for update in updates]

@@ -1,24 +1,29 @@
-"""A plot of gains over the plain model: ours with intervals, the paper's as open marks."""
+"""Plots of a table: gains over the plain model beside the paper's, and how the models learned."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from diffwindow.reproduce.findings import Finding
 from diffwindow.reproduce.table import SHOWN
 from diffwindow.view.figure import save_figure
 
-
-def draw_gains(found: Finding, path: Path) -> bool:
-    """Draw one panel a column; say whether there was anything to draw."""
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+ABREAST = 3
+
+
+def draw_gains(found: Finding, path: Path) -> bool:
+    """Draw one panel a column: ours with intervals, the paper's as open marks; say whether there was any."""
     columns = [column for column in found["columns"] if any(row["gain"] for row in column["rows"])]
     if not columns:
         return False
-    height = 1.4 + 0.35 * max(sum(row["gain"] is not None for row in column["rows"]) for column in columns)
-    figure = Figure(figsize=(2.0 + 3.6 * len(columns), height), layout="constrained")
-    for axes, column in zip(figure.subplots(1, len(columns), squeeze=False)[0], columns, strict=True):
+    most = max(sum(row["gain"] is not None for row in column["rows"]) for column in columns)
+    figure, panels = _panels(len(columns), height=1.2 + 0.35 * most)
+    for axes, column in zip(panels, columns, strict=True):
         rows = [row for row in column["rows"] if row["gain"]]
         for place, row in enumerate(rows):
             gain = row["gain"]
@@ -34,3 +39,36 @@ def draw_gains(found: Finding, path: Path) -> bool:
     figure.suptitle("filled: ours, 95 % interval over seeds; open: the paper's, on its own data", fontsize=8)
     save_figure(figure, path)
     return True
+
+
+def draw_learning(found: Finding, path: Path) -> bool:
+    """Draw one panel a column: validation by update, the mean over seeds; say whether there was any."""
+    columns = [column for column in found["columns"] if any(row["learning"] for row in column["rows"])]
+    if not columns:
+        return False
+    figure, panels = _panels(len(columns), height=3.2)
+    for axes, column in zip(panels, columns, strict=True):
+        for row in column["rows"]:
+            if row["learning"]:
+                updates, values = zip(*row["learning"], strict=True)
+                axes.plot(updates, values, marker=".", label=row["label"])
+        perplexity = column["metric"] != "accuracy"
+        axes.set_yscale("log" if perplexity else "linear")
+        axes.set_ylabel("perplexity by token" if perplexity else "accuracy, %", fontsize=8)
+        axes.set_xlabel("update", fontsize=8)
+        axes.set_title(f"{column['title']} ({found['scale']}), validation", fontsize=9)
+        axes.legend(fontsize=7)
+    save_figure(figure, path)
+    return True
+
+
+def _panels(count: int, *, height: float) -> tuple[Figure, list[Axes]]:
+    """Give a figure with so many panels, three abreast."""
+    from matplotlib.figure import Figure
+
+    lines, abreast = -(-count // ABREAST), min(count, ABREAST)
+    figure = Figure(figsize=(1.0 + 4.2 * abreast, 0.3 + height * lines), layout="constrained")
+    panels = [axes for line in figure.subplots(lines, abreast, squeeze=False) for axes in line]
+    for unused in panels[count:]:
+        unused.remove()
+    return figure, panels[:count]

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from diffwindow.files import write_atomically, write_json
 from diffwindow.reproduce.findings import FITS, GROUPS, Finding
-from diffwindow.reproduce.plot import draw_gains
+from diffwindow.reproduce.plot import draw_gains, draw_learning
 from diffwindow.reproduce.table import SHOWN
 from diffwindow.reproduce.tables import PAPER_SPEED, TABLE_4
 
-REPORT, JSON, PLOT = "report.md", "report.json", "gains.png"
+REPORT, JSON = "report.md", "report.json"
+# each picture with what it shows and how it is drawn
+PICTURES: dict[str, tuple[str, Callable[[Finding, Path], bool]]] = {
+    "gains.png": ("gains over the first row, with 95 % intervals", draw_gains),
+    "learning.png": ("validation by update", draw_learning),
+}
 # more columns than this also stand side by side
 MANY = 3
 EVALUATED = {
@@ -24,12 +29,12 @@ def write_report(found: Finding, folder: Path) -> None:
     """Write the report of a table, each file whole or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / JSON, found)
-    drawn = draw_gains(found, folder / PLOT)
-    write_atomically(folder / REPORT, markdown(found, with_plot=drawn).encode("utf-8"))
+    drawn = [name for name, (_, draw) in PICTURES.items() if draw(found, folder / name)]
+    write_atomically(folder / REPORT, markdown(found, pictures=drawn).encode("utf-8"))
 
 
-def markdown(found: Finding, *, with_plot: bool) -> str:
-    """Give the report's text."""
+def markdown(found: Finding, *, pictures: Sequence[str] = ()) -> str:
+    """Give the report's text, with the pictures of these names."""
     parts = [
         f"# {found['title']}, scale {found['scale']}",
         found["about"],
@@ -39,8 +44,7 @@ def markdown(found: Finding, *, with_plot: bool) -> str:
     ]
     if found["speeds"]:
         parts.append(_speeds(found["speeds"]))
-    if with_plot:
-        parts.append(f"![gains over the first row, with 95 % intervals]({PLOT})")
+    parts += [f"![{PICTURES[name][0]}]({name})" for name in pictures]
     if found["problems"]:
         parts.append("Runs that did not end:\n" + "\n".join(f"- {text}" for text in found["problems"]))
     return "\n\n".join(parts) + "\n"
