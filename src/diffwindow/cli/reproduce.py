@@ -92,7 +92,7 @@ def _tell(text: str) -> None:
 
 def _list() -> None:
     """Print each table with its columns and rows, and what one seed costs at each scale."""
-    from diffwindow.reproduce.cost import cost
+    from diffwindow.reproduce.cost import cost, spoken
     from diffwindow.reproduce.scale import SCALES
     from diffwindow.reproduce.tables import TABLES
 
@@ -105,9 +105,9 @@ def _list() -> None:
                     continue
                 setting = scale.settings[column.name]
                 costs = [cost(setting, row) for row in table.rows]
-                total = sum(one.core_hours for one in costs), sum(one.gpu_hours for one in costs)
+                core, gpu = sum(one.core_hours for one in costs), sum(one.gpu_hours for one in costs)
                 print(
                     f"    {scale.name:5} {setting.store_name}: {len(costs)} rows of {costs[0].updates:,} "
-                    f"updates; about {total[0]:,.1f} core hours or {total[1]:,.1f} GPU hours a seed"
+                    f"updates; about {spoken(core)} of a core or {spoken(gpu)} of a GPU a seed"
                 )
         print("  rows " + "; ".join(row.key for row in table.rows))

@@ -37,14 +37,15 @@ class Cost:
 
 def cost(setting: Setting, row: Row) -> Cost:
     """Estimate an upper bound: every update full, every parameter used for every token."""
-    return _cost(setting.preset, (*setting.overrides, *row.overrides), row.attention)
+    return _cost(setting.preset, (*setting.overrides, *row.overrides), row.attention, setting.vocab_size)
 
 
 # tables share rows, and a model of the paper's size takes a moment to count
 @cache
-def _cost(preset: str, overrides: tuple[str, ...], attention: str) -> Cost:
+def _cost(preset: str, overrides: tuple[str, ...], attention: str, vocab_size: int | None) -> Cost:
     config = resolve(preset, overrides, {"attention": attention})
-    model = read_config(PRESETS[preset].model_dump() | config.model_settings)
+    vocabulary = {"vocab_size": vocab_size} if vocab_size else {}
+    model = read_config(PRESETS[preset].model_dump() | config.model_settings | vocabulary)
     parameters = count_parameters(model)
     if config.task.kind == "classification":
         # its embedding is only looked up; the other models make their logits with it
@@ -55,3 +56,16 @@ def _cost(preset: str, overrides: tuple[str, ...], attention: str) -> Cost:
         # rows are sentences of some twenty tokens
         tokens = min(tokens, 20 * train.max_rows)
     return Cost(train.max_updates, float(OPERATIONS) * parameters * tokens * train.max_updates)
+
+
+def spoken(hours: float) -> str:
+    """Say how long something takes.
+
+    >>> spoken(71.28), spoken(0.51), spoken(0.001)
+    ('71 hours', '31 minutes', 'seconds')
+    """
+    if hours < 1 / 60:
+        return "seconds"
+    if hours < 1:
+        return f"{60 * hours:.0f} minutes"
+    return f"{hours:.1f} hours" if hours < 10 else f"{hours:,.0f} hours"
