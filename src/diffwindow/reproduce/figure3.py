@@ -21,9 +21,10 @@ FIGURE = "figure3.png"
 
 
 def draw_figure_3(plain: Path, windowed: Path, store: Path, path: Path, *, row: int = 0) -> None:
-    """Draw the cross-attention of both models in the first layer, averaged over heads, on a test sentence.
+    """Draw the cross-attention of both models, averaged over heads, on a test sentence.
 
-    The target is the window model's own translation, so that both look from the same words.
+    The layer is the last that has a window: there the alignment is clearest. The target is the window
+    model's own translation, so that both look from the same words.
     """
     rows = Store.open(store).split("test").sequences["source"]
     ours, theirs = Trained.load(windowed), Trained.load(plain)
@@ -31,17 +32,20 @@ def draw_figure_3(plain: Path, windowed: Path, store: Path, path: Path, *, row: 
     best = translate(cast(Translator, ours.model), ours.tokenizer, [source[:-1]], Search())[0][0]
     target = ours.tokenizer.encode(best.text)
     given, predicted = torch.tensor([[BOS, *target]]), [*ours.tokenizer.tokens(target), "</s>"]
-    maps = cast(Translator, ours.model).attention_maps(torch.tensor([source]), given)["Cr"][0]
-    other = cast(Translator, theirs.model).attention_maps(torch.tensor([source]), given)["Cr"][0]
-    if not isinstance(maps, WindowMaps):
-        raise ValueError(f"{windowed} has no window in its first cross-attention")
+    layers = cast(Translator, ours.model).attention_maps(torch.tensor([source]), given)["Cr"]
+    others = cast(Translator, theirs.model).attention_maps(torch.tensor([source]), given)["Cr"]
+    windows = {number: maps for number, maps in enumerate(layers, 1) if isinstance(maps, WindowMaps)}
+    if not windows:
+        raise ValueError(f"{windowed} has no window in its cross-attention")
+    layer = max(windows)
     panels = [
-        Panel("window M", _mean(maps.window), highest=1.0),
-        Panel("our attention", _mean(maps.weights)),
-        Panel("plain attention", _mean(other)),
+        Panel("window M", _mean(windows[layer].window)),
+        Panel("our attention", _mean(windows[layer].weights)),
+        Panel("plain attention", _mean(others[layer - 1])),
     ]
     keys = [*ours.tokenizer.tokens(source[:-1]), "</s>"]
-    save_figure(attention_figure(panels, queries=predicted, keys=keys), path)
+    title = f"cross-attention of layer {layer}, mean over heads"
+    save_figure(attention_figure(panels, queries=predicted, keys=keys, title=title), path)
 
 
 def _mean(maps: Any) -> NDArray[Any]:

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# inches that a token takes on an axis, and what labels, titles and colour bars take beside
-CELL, MARGIN = 0.24, 1.6
+# inches that a token takes on an axis, a letter of its name, and what titles and colour bars take beside
+CELL, LETTER, MARGIN = 0.24, 0.085, 1.0
 # a warm page-like scale from nothing to all, readable in print and by the colour-blind
 COLOURS = "magma_r"
 
@@ -50,8 +50,9 @@ def attention_figure(
                 f"{panel.title!r} has shape {panel.values.shape}, "
                 f"but there are {len(queries)} queries and {len(keys)} keys"
             )
-    width = len(panels) * (CELL * len(keys) + MARGIN)
-    figure = Figure(figsize=(max(width, 4.0), CELL * len(queries) + MARGIN + 0.4), layout="constrained")
+    width = len(panels) * (CELL * len(keys) + MARGIN) + LETTER * max(map(len, queries), default=0)
+    height = CELL * len(queries) + MARGIN + LETTER * max(map(len, keys), default=0)
+    figure = Figure(figsize=(max(width, 4.0), height), layout="compressed")
     if title:
         figure.suptitle(title)
     plots = figure.subplots(1, len(panels), squeeze=False)[0]
@@ -86,4 +87,5 @@ def save_figure(figure: Figure, path: Path) -> None:
     if kind not in formats:
         raise ValueError(f"{path} does not end in a format of figures: {', '.join(sorted(formats))}")
     with replacing(path) as temporary:
-        figure.savefig(temporary, format=kind, dpi=150)
+        # the layout leaves long names of tokens hanging over the edge
+        figure.savefig(temporary, format=kind, dpi=150, bbox_inches="tight")
