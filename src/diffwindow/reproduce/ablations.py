@@ -17,7 +17,7 @@ TUNING_TABLE = _ablation(
     "tuning",
     "What the validation set chooses for each model of Table 5",
     ("Enc(Rel)@all", "Enc(Loc)", *WINDOWS),
-    tuple(condition.column(TUNING, "valid") for condition in CANDIDATES),
+    tuple(condition.column(TUNING) for condition in CANDIDATES),
 )
 EXPECTATION = _ablation(
     "expectation",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from diffwindow.reproduce.setting import Setting
-from diffwindow.reproduce.table import Column, Split
+from diffwindow.reproduce.table import Column
 
 
 @dataclass(frozen=True)
@@ -17,15 +17,13 @@ class Condition:
     overrides: tuple[str, ...] = ()
     vocab_size: int | None = None
 
-    def column(self, base: Column, split: Split = "test") -> Column:
+    def column(self, base: Column) -> Column:
         """Give the column of a corpus under this condition.
 
         >>> Condition("deep", "4 layers").column(Column("sst", "SST-2", "accuracy")).name
         'sst-deep'
         """
-        return replace(
-            base, name=f"{base.name}-{self.name}", title=f"{base.title}, {self.title}", split=split
-        )
+        return replace(base, name=f"{base.name}-{self.name}", title=f"{base.title}, {self.title}")
 
     def setting(self, base: Setting) -> Setting:
         """Give a setting under this condition."""
