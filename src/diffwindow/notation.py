@@ -3,7 +3,7 @@
     Enc(AW)-Cr(AW,Seg)-Dec(MW)      the paper's best model: windows in the first half of the layers
     Enc(AW,Seg=3)@1-2-Enc(MW)@3     segments of three keys in layers 1 and 2, another kind in layer 3
     Dec(MW,Exact)@all               all layers, without the double count of the paper's window
-    Enc(AW,Dim=8)                   boundaries found with 8 numbers a head, fewer than the scores have
+    Enc(AW,Dim=8)                   boundaries with a head width of 8, smaller than that of the scores
     Enc(Rel)-Cr(Gauss=10)           baselines: Shaw in the encoder, Luong's local-p in cross-attention
     Global                          the plain Transformer
 
@@ -48,7 +48,7 @@ KINDS = {
 OPTIONS = {
     "Seg": "windows by segment",
     "Exact": "windows without the double count",
-    "Dim": "the numbers a head that find its boundaries",
+    "Dim": "the head width of a window's boundaries",
 }
 
 
@@ -204,8 +204,9 @@ def _term(scanner: _Scanner) -> Term:
     role: Role = scanner.name("a role", ROLES)  # type: ignore[assignment]
     scanner.expect("(", f"after {role}")
     attention = _attention(scanner, role)
+    options: list[str] = []
     while scanner.take(","):
-        attention = _option(scanner, role, attention)
+        attention = _option(scanner, role, attention, options)
     scanner.expect(")", f"after {role}({attention}")
     return Term(role, attention, _layers(scanner) if scanner.take("@") else None)
 
@@ -223,15 +224,19 @@ def _attention(scanner: _Scanner, role: Role) -> Attention:
     return Attention(name, size)
 
 
-def _option(scanner: _Scanner, role: Role, attention: Attention) -> Attention:
+def _option(scanner: _Scanner, role: Role, attention: Attention, before: list[str]) -> Attention:
+    """Read an option into an attention, and add its name to those before it."""
     start = scanner.position()
     option = scanner.name("an option", OPTIONS)
+    if option in before:
+        scanner.fail(f"{option} is there twice", at=start)
+    before.append(option)
     if not KINDS[attention.kind].windowed:
         scanner.fail(f"{option} means {OPTIONS[option]}, which {attention.kind} does not have", at=start)
     if option == "Exact":
         return replace(attention, expectation="exact")
     if option == "Dim":
-        scanner.expect("=", "and a number after Dim")
+        scanner.expect("=", "and a number after Dim, as Dim=8")
         return replace(attention, boundary_dim=scanner.number(of="Dim"))
     size = scanner.number(of="Seg") if scanner.take("=") else SEGMENT_SIZE
     if role == "Dec" and size > 1:

@@ -21,12 +21,12 @@ IMPLS: tuple[str, ...] = get_args(Impl)
 
 
 class Boundaries(NamedTuple):
-    """The projected queries and keys of a window's two pointers, each `[b h q e]` or `[b h k e]`."""
+    """The projected queries and keys of a window's two pointers; each pair has its own head width."""
 
-    q_left: Float[Tensor, "b h q e"]
-    k_left: Float[Tensor, "b h k e"]
-    q_right: Float[Tensor, "b h q e"]
-    k_right: Float[Tensor, "b h k e"]
+    q_left: Float[Tensor, "b h q left"]
+    k_left: Float[Tensor, "b h k left"]
+    q_right: Float[Tensor, "b h q right"]
+    k_right: Float[Tensor, "b h k right"]
 
 
 class WindowMaps(NamedTuple):

@@ -40,6 +40,16 @@ def test_mistakes_are_one_sentence(fields, sentence):
     assert not isinstance(error.value, ValidationError)
 
 
+def test_only_sinusoids_need_an_even_width():
+    fields = {"vocab_size": 10, "embed_dim": 9, "num_heads": 3}
+    assert TranslatorConfig.read(fields | {"positions": "none"}).embed_dim == 9
+
+
+def test_a_config_of_before_a_field_has_its_default():
+    fields = preset("sst2").model_dump(exclude={"init", "positions"})
+    assert read_config(fields) == preset("sst2")
+
+
 @pytest.mark.parametrize(
     ("config", "attention", "roles"),
     [(LanguageModelConfig, "Enc(AW)", "Dec"), (ClassifierConfig, "Cr(AW)", "Enc")],

@@ -19,11 +19,15 @@ def padded_sources():
 
 
 @pytest.mark.parametrize(
-    ("attention", "norm"),
-    [*((attention, "post") for attention in notations()), ("Enc(AW)-Cr(AW,Seg)-Dec(MW)", "pre")],
+    ("attention", "options"),
+    [
+        *((attention, {}) for attention in notations()),
+        ("Enc(AW)-Cr(AW,Seg)-Dec(MW)", {"norm": "pre"}),
+        ("Enc(AW)-Cr(AW,Seg)-Dec(MW)", {"positions": "none"}),
+    ],
 )
-def test_steps_equal_the_whole(attention, norm):
-    model, source, target = translator(attention, norm=norm), padded_sources(), tokens(3, 8)
+def test_steps_equal_the_whole(attention, options):
+    model, source, target = translator(attention, **options), padded_sources(), tokens(3, 8)
     state = model.begin(source)
     steps = [model.step(target[:, t : t + 1], state) for t in range(8)]
     assert_close(torch.cat(steps, dim=1), model(source, target))

@@ -70,7 +70,7 @@ def test_initialisation_of_projections_is_a_setting():
 
 
 @pytest.mark.parametrize("attention", ["Global", "Enc(AW)"])
-def test_without_positions_only_windows_know_the_order_of_tokens(attention):
+def test_without_positions_windows_know_who_is_between_but_not_the_direction(attention):
     model, text = classifier(attention, positions="none"), tokens(2, 7)
     shuffled, backwards = text[:, [0, 2, 4, 6, 1, 3, 5]], text.flip(-1)
     assert torch.allclose(model(text), model(shuffled)) == (attention == "Global")

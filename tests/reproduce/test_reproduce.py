@@ -47,6 +47,34 @@ def test_the_command_trains_reports_and_does_not_train_again(tmp_path, monkeypat
     assert "2 of 2 runs are done already" in again.output
 
 
+def test_columns_that_a_scale_lacks_are_left_out_unless_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "make_store", lambda *_, **__: None)
+    monkeypatch.setattr(runner, "run_all", lambda *_, **__: iter(()))
+    arguments = ["reproduce", "table5", "--scale", "mini", "--out", str(tmp_path)]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    assert "left out, for they have no mini scale: sva\n" in done.output
+    named = CliRunner().invoke(app, [*arguments, "--columns", "sva"])
+    assert named.exit_code == 1
+    assert "has no mini scale" in str(named.output) + str(named.exception)
+
+
+def test_learning_is_what_validations_gave_and_not_the_final_model(tmp_path):
+    table = table_of("table5").chosen(["sva"], ["Global"])
+    jobs = jobs_of(table, SMOKE, (1, 2), tmp_path)
+    for job in jobs:
+        job.folder.mkdir(parents=True)
+        records = [
+            {"update": 1, "kind": "train", "loss": 1.0},
+            {"update": 1, "kind": "valid", "accuracy": 0.5},
+            {"update": 2, "kind": "valid", "accuracy": 0.6 + 0.1 * job.seed},
+            {"update": 2, "kind": "final", "accuracy": 0.9},
+        ]
+        (job.folder / "log.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    found = findings(table, SMOKE, [_outcome(job, 90.0) for job in jobs], "…")
+    assert found["columns"][0]["rows"][0]["learning"] == [(1, 50.0), (2, pytest.approx(75.0))]
+
+
 @pytest.fixture(scope="module")
 def translations(tmp_path_factory):
     """Two trained translators: plain and with windows everywhere."""
@@ -149,14 +177,14 @@ def test_the_report_says_what_agrees_and_what_failed(tmp_path):
     assert (tmp_path / "report" / REPORT).read_text(encoding="utf-8").startswith("# Accuracy")
 
 
-def test_many_columns_stand_side_by_side_and_choosing_reads_no_test_set(tmp_path):
+def test_many_columns_stand_side_by_side(tmp_path):
     table = table_of("tuning").chosen([], ["Global", "Enc(MW)", "Enc(AW)"])
     jobs = jobs_of(table, SMOKE, (1,), tmp_path)
     outcomes = [
         _outcome(job, 80.0 + (job.row.attention == "Enc(AW)")) for job in jobs if job.row.key != "Enc(MW)"
     ]
     text = markdown(findings(table, SMOKE, outcomes, "…"))
-    assert "| SST-2, twice the rate | 80.00 | not run | 81.00 (+1.00) |" in text
+    assert "| SST-2, rate 2e-3 | 80.00 | not run | 81.00 (+1.00) |" in text
     assert text.count("validation set, the test set not read") == len(table.columns)
 
 

@@ -43,7 +43,7 @@ def test_every_cell_of_the_paper_has_its_figure(name):
 @pytest.mark.parametrize("scale", SCALES.values(), ids=SCALES)
 def test_columns_exist_at_every_scale(scale):
     columns = {column.name for table in TABLES.values() for column in table.columns}
-    # generated sentences are not the paper's, and two cores have a subset of the agreement corpus
+    # generated sentences are not the paper's, and the whole corpus of agreement is nothing small
     only_mini = {name for name in columns if name.startswith("agreement")}
     missing = {"paper": only_mini, "mini": {"sva"}, "smoke": set()}
     assert columns - scale.settings.keys() == missing[scale.name]

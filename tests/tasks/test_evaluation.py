@@ -46,8 +46,8 @@ def test_accuracy_is_the_share_of_right_predictions_overall_and_by_group(agreeme
         among = [ok for ok, one in zip(right, examples, strict=True) if one.attractors == int(count)]
         assert (group["correct"], group["total"]) == (sum(among), len(among))
     sizes = {
-        ("by_length", "1-10", "11-20"): [len(tokenizer.encode(one.text)) + 1 for one in examples],
-        ("by_distance", "1-5", "6-10"): [one.distance for one in examples],
+        ("by_length", "0-10", "11-20", "21-40"): [len(tokenizer.encode(one.text)) + 1 for one in examples],
+        ("by_distance", "0-10", "11-20"): [one.distance for one in examples],
     }
     for (by, *ranges), values in sizes.items():
         for text in ranges:
@@ -57,6 +57,18 @@ def test_accuracy_is_the_share_of_right_predictions_overall_and_by_group(agreeme
             assert (group["correct"], group["total"]) == (sum(among), len(among))
         assert sum(group["total"] for group in found.metrics[by].values()) == len(right)
     assert json.loads(json.dumps(found.metrics)) == found.metrics
+
+
+def test_distances_that_are_not_known_are_left_out(agreement_store, tmp_path, monkeypatch):
+    task = of(agreement_store)
+    trained, split = saved(task, tmp_path / "model"), task.store.split("test")
+    unknown = np.full_like(split.columns["distance"], -1)
+    monkeypatch.setitem(split.columns, "distance", unknown)
+    monkeypatch.setattr(type(task.store), "split", lambda *_: split)
+    assert "by_distance" not in evaluate(trained, task, "test", GREEDY).metrics
+    unknown[:3] = 4
+    (group,) = evaluate(trained, task, "test", GREEDY).metrics["by_distance"].values()
+    assert group["total"] == 3
 
 
 def test_windows_are_measured_at_the_verb_against_the_gold_ones(agreement_store):

@@ -98,6 +98,15 @@ def test_a_missing_file_is_one_sentence():
         resolve("none.yaml")
 
 
+def test_a_model_field_that_a_run_does_not_name_has_its_default():
+    now = resolve("sst2")
+    before = now.model_copy(update={"model": {k: v for k, v in now.model.items() if k != "init"}})
+    assert differences(before, now) == {}
+    assert differences(before, resolve("sst2", ["model.init=separate"])) == {
+        "model.init": ("stacked", "separate")
+    }
+
+
 def test_differences_are_named():
     old, new = resolve("sst2"), resolve("sst2", ["train.lr=1", "model.num_layers=3"])
     assert differences(old, new) == {"train.lr": (7e-4, 1.0), "model.num_layers": (2, 3)}

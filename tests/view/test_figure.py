@@ -7,7 +7,7 @@ KEYS = ["the", "keys", "to", "the", "cabinet"]
 
 
 def figure():
-    window = Panel("window", np.tri(5), highest=1.0, outline=(4, 1, 4))
+    window = Panel("window", np.tri(5), outline=(4, 1, 4))
     return attention_figure(
         [window, Panel("attention", np.full((5, 5), 0.2))], queries=KEYS, keys=KEYS, title="one head"
     )

@@ -44,14 +44,18 @@ def reproduce(
     from diffwindow.reproduce.scale import scale_of
     from diffwindow.reproduce.tables import table_of
 
-    whole, at = table_of(table), scale_of(scale)
+    at, whole = scale_of(scale), table_of(table)
+    here = whole.at(at.settings)
     numbers, folder = range(1, seeds + 1), out / f"{table}-{scale}"
     command = shlex.join(["diffwindow", *sys.argv[1:]])
-    asked = jobs_of(whole.chosen(_split(columns), _split(rows)), at, numbers, out)
+    # a column that was named must be there; of all columns, those of the scale are meant
+    asked = jobs_of((whole if columns else here).chosen(_split(columns), _split(rows)), at, numbers, out)
     # a report holds all that is there, whichever part was asked for
-    outcomes = done_before(jobs_of(whole.at(at.settings), at, numbers, out))
+    outcomes = done_before(jobs_of(here, at, numbers, out))
     ended = {outcome.job.folder for outcome in outcomes}
     waiting = [job for job in asked if job.folder not in ended]
+    if missing := [column.name for column in whole.columns if column not in here.columns and not columns]:
+        _tell(f"left out, for they have no {scale} scale: {', '.join(missing)}")
     if len(waiting) < len(asked):
         _tell(f"{len(asked) - len(waiting)} of {len(asked)} runs are done already")
     try:
@@ -108,6 +112,6 @@ def _list() -> None:
                 core, gpu = sum(one.core_hours for one in costs), sum(one.gpu_hours for one in costs)
                 print(
                     f"    {scale.name:5} {setting.store_name}: {len(costs)} rows of {costs[0].updates:,} "
-                    f"updates; about {spoken(core)} of a core or {spoken(gpu)} of a GPU a seed"
+                    f"updates; a seed takes {spoken(core)} of a core or {spoken(gpu)} of a GPU"
                 )
         print("  rows " + "; ".join(row.key for row in table.rows))

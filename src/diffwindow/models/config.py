@@ -93,7 +93,7 @@ class ModelConfig(BaseModel):
     def _consistent(self) -> "ModelConfig":
         if self.embed_dim % self.num_heads:
             raise ValueError(f"embed_dim={self.embed_dim} is not divisible by num_heads={self.num_heads}")
-        if self.embed_dim % 2:
+        if self.embed_dim % 2 and self.positions == "sinusoidal":
             raise ValueError(f"embed_dim={self.embed_dim} is odd; sinusoidal positions need an even width")
         for term in self.plan.terms:
             if term.role not in self.stacks():

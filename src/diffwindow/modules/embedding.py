@@ -36,7 +36,7 @@ class TokenEmbedding(nn.Module):
     def forward(
         self, tokens: Int[Tensor, "*lead"], positions: Int[Tensor, "*lead"] | None = None
     ) -> Float[Tensor, "*lead d"]:
-        """Embed tokens and add the sinusoids of their positions, which count along the last dimension."""
+        """Embed tokens and add the sinusoids, if any, of positions, which count along the last dimension."""
         rows = F.embedding(tokens, self.weight, padding_idx=PAD) * math.sqrt(self.weight.shape[1])
         if self.positions == "none":
             return rows
@@ -50,4 +50,4 @@ class TokenEmbedding(nn.Module):
 
     def extra_repr(self) -> str:
         """Show the sizes in the module's repr."""
-        return f"{self.weight.shape[0]}, {self.weight.shape[1]}"
+        return f"{self.weight.shape[0]}, {self.weight.shape[1]}, positions={self.positions!r}"

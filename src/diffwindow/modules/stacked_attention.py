@@ -25,6 +25,9 @@ class StackedAttention(nn.Module):
     how a kind with relative positions knows where they stand.
     """
 
+    # how `reset_parameters` initialises the stacked projection
+    init: Init = "stacked"
+
     def __init__(
         self,
         embed_dim: int,
@@ -50,8 +53,8 @@ class StackedAttention(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialise: Xavier-uniform weights, the stacked projection as one matrix, and zero biases."""
-        self.init_projections("stacked")
+        """Initialise: Xavier-uniform weights and zero biases."""
+        self.init_projections(self.init)
         nn.init.xavier_uniform_(self.out_proj.weight)
         for projection in (self.in_proj, self.out_proj):
             if projection.bias is not None:
@@ -64,6 +67,7 @@ class StackedAttention(nn.Module):
         additive window of width d, against √(6 / 2d).
         """
         ops.check_choice("init", init, INITS)
+        self.init = init
         blocks = [dim * self.num_heads for dim in (*self._query_dims, *self._key_dims)]
         weight = self.in_proj.weight.detach()
         for block in weight.split(blocks) if init == "separate" else (weight,):

@@ -22,7 +22,7 @@ class WindowAttention(StackedAttention):
     One stacked projection holds, in this order, the queries (global, left, right, local), the keys (the
     same) and the values; a multiplicative window has no local pair. It is initialised Xavier-uniform as a
     whole, so pointers start near uniform; biases start at zero. `boundary_dim`, the head width of the left
-    and right pairs, is that of the others unless given: a smaller one makes the pointers cheaper.
+    and right pairs, is that of the others unless a smaller one is given.
 
     >>> import torch
     >>> attention = WindowAttention(16, num_heads=2, window="multiplicative", segment_size=5)
@@ -56,10 +56,9 @@ class WindowAttention(StackedAttention):
         ops.check_choice("impl", impl, ops.IMPLS)
         ops.check_segment_size(segment_size)
         check_heads(embed_dim, num_heads)
-        if boundary_dim is not None and boundary_dim < 1:
-            raise ValueError(f"boundary_dim={boundary_dim} is below 1; it counts the numbers a head")
         head_dim = embed_dim // num_heads
-        boundary_dim = boundary_dim or head_dim
+        boundary_dim = head_dim if boundary_dim is None else boundary_dim
+        _check_boundary_dim(boundary_dim, head_dim)
         # Queries and keys of the score, the two boundaries and, if additive, the local score.
         local = (head_dim,) if window == "additive" else ()
         score_dims = (head_dim, boundary_dim, boundary_dim, *local)
@@ -229,6 +228,13 @@ class WindowAttention(StackedAttention):
         if query is key and key is value:
             return self.project_self(query)
         return self.project_queries(query), self.project_keys(key, value)
+
+
+def _check_boundary_dim(boundary_dim: int, head_dim: int) -> None:
+    if isinstance(boundary_dim, bool) or not isinstance(boundary_dim, int):
+        raise TypeError(f"boundary_dim={boundary_dim!r} is not an integer")
+    if not 1 <= boundary_dim <= head_dim:
+        raise ValueError(f"boundary_dim={boundary_dim} is not a width from 1 to that of a head, {head_dim}")
 
 
 class _NoFastPath:

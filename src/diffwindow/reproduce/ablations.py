@@ -39,7 +39,7 @@ ENCODER_SEGMENTS = _ablation(
 )
 BOUNDARIES = _ablation(
     "boundaries",
-    "Boundaries of fewer numbers a head than the scores' 32",
+    "Boundaries with a smaller head width than the scores' 32",
     tuple(
         f"Enc({kind}{narrow})"
         for kind in ("AW", "MW")

@@ -59,13 +59,12 @@ def _cost(preset: str, overrides: tuple[str, ...], attention: str, vocab_size: i
 
 
 def spoken(hours: float) -> str:
-    """Say how long something takes.
+    """Say how long something takes, roughly.
 
-    >>> spoken(71.28), spoken(0.51), spoken(0.001)
-    ('71 hours', '31 minutes', 'seconds')
+    >>> spoken(71.28), spoken(2.06), spoken(0.51), spoken(0.001)
+    ('71 hours', '2.1 hours', '31 minutes', 'under a minute')
     """
-    if hours < 1 / 60:
-        return "seconds"
-    if hours < 1:
-        return f"{60 * hours:.0f} minutes"
-    return f"{hours:.1f} hours" if hours < 10 else f"{hours:,.0f} hours"
+    minutes = round(60 * hours)
+    if minutes < 100:
+        return f"{minutes} minutes" if minutes > 1 else "under a minute" if minutes < 1 else "a minute"
+    return f"{hours:.1f} hours" if hours < 9.95 else f"{hours:,.0f} hours"

@@ -23,8 +23,8 @@ FIGURE = "figure3.png"
 def draw_figure_3(plain: Path, windowed: Path, store: Path, path: Path, *, row: int = 0) -> None:
     """Draw the cross-attention of both models, averaged over heads, on a test sentence.
 
-    The layer is the last that has a window: there the alignment is clearest. The target is the window
-    model's own translation, so that both look from the same words.
+    The layer is the last that has a window. The target is the window model's own translation, so that both
+    look from the same words.
     """
     rows = Store.open(store).split("test").sequences["source"]
     ours, theirs = Trained.load(windowed), Trained.load(plain)

@@ -120,13 +120,11 @@ def _windows(metrics: Sequence[Result]) -> dict[str, float]:
 def _learning(column: Column, folders: Sequence[Path]) -> list[tuple[int, float]]:
     """Give the validations by update, means over the runs; one without its log is left out."""
     # it takes a moment to import
+    from diffwindow.training.curves import series
     from diffwindow.training.logs import LOG, read_records
 
     name, factor = ("accuracy", 100.0) if column.metric == "accuracy" else ("perplexity", 1.0)
-    curves = [
-        {record["update"]: factor * record[name] for record in read_records(folder / LOG) if name in record}
-        for folder in folders
-        if (folder / LOG).exists()
-    ]
+    logs = [read_records(folder / LOG) for folder in folders if (folder / LOG).exists()]
+    curves = [dict(zip(*series(log, "valid").get(name, ((), ())), strict=True)) for log in logs]
     updates = sorted(set.intersection(*map(set, curves))) if curves else []
-    return [(update, fmean(curve[update] for curve in curves)) for update in updates]
+    return [(update, factor * fmean(curve[update] for curve in curves)) for update in updates]

@@ -46,18 +46,19 @@ def result_of(job: Job) -> Result | None:
     result: Result = json.loads(path.read_text(encoding="utf-8"))
     asked = list(settings_of(job))
     if result["settings"] != asked:
-        raise ValueError(f"{path} has the settings {result['settings']}, not {asked}; choose another --out")
+        found = " ".join(result["settings"])
+        raise ValueError(f"{path} is of {found!r}, not of {' '.join(asked)!r}; choose another --out")
     return result
 
 
 def settings_of(job: Job) -> tuple[str, ...]:
-    """Give all that decides a job's result, as arguments of `diffwindow train`.
+    """Give all that decides a job's result: arguments of `diffwindow train`, then the evaluated split.
 
     What the row says comes last: an ablation may change what the scale has set.
     """
-    attention = ("--attention", job.row.attention)
-    seed = ("--seed", str(job.seed))
-    return (job.setting.preset, *job.setting.overrides, *job.row.overrides, *attention, *seed)
+    settings = (job.setting.preset, *job.setting.overrides, *job.row.overrides)
+    named = {"attention": job.row.attention, "data": job.setting.store_name, "seed": job.seed}
+    return (*settings, *(f"--{name}={value}" for name, value in named.items()), job.column.split)
 
 
 def run(job: Job) -> str | None:

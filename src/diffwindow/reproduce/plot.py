@@ -48,10 +48,12 @@ def draw_learning(found: Finding, path: Path) -> bool:
         return False
     figure, panels = _panels(len(columns), height=3.2)
     for axes, column in zip(panels, columns, strict=True):
-        for row in column["rows"]:
+        for place, row in enumerate(column["rows"]):
             if row["learning"]:
                 updates, values = zip(*row["learning"], strict=True)
-                axes.plot(updates, values, marker=".", label=row["label"])
+                # ten colours, then the same ones dashed
+                style = "-" if place < 10 else "--"
+                axes.plot(updates, values, style, color=f"C{place}", marker=".", label=row["label"])
         perplexity = column["metric"] != "accuracy"
         axes.set_yscale("log" if perplexity else "linear")
         axes.set_ylabel("perplexity by token" if perplexity else "accuracy, %", fontsize=8)

@@ -98,4 +98,5 @@ def _alone() -> None:
 def _shown(outcome: Outcome) -> str:
     assert outcome.result is not None
     result = outcome.result
-    return f"{result['value']:.2f} on {result['split']}, {result['valid']:.2f} on valid"
+    valid = f", {result['valid']:.2f} on valid" if result["split"] != "valid" else ""
+    return f"{result['value']:.2f} on {result['split']}{valid}"

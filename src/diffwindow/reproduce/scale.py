@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from diffwindow.ops import check_choice
-from diffwindow.reproduce.condition import CANDIDATES, CIRCUMSTANCES
+from diffwindow.reproduce.condition import CANDIDATES, CIRCUMSTANCES, under
 from diffwindow.reproduce.setting import Setting
 from diffwindow.reproduce.table import Column
 
@@ -39,8 +39,8 @@ def _sst(setting: Setting) -> dict[str, Setting]:
         "sst-5": replace(setting, kept=50),
         "sst-20": replace(setting, kept=200),
         "sst-sentences": replace(setting, corpus="sst2-sentences"),
-        **{f"tuning-{condition.name}": condition.setting(setting) for condition in CANDIDATES},
-        **{f"sst-{condition.name}": condition.setting(setting) for condition in CIRCUMSTANCES},
+        **under(CANDIDATES, "tuning", setting),
+        **under(CIRCUMSTANCES, "sst", setting),
     }
 
 
@@ -84,12 +84,12 @@ MINI = Scale(
         "lm": Setting("wikitext2", _SMALL_LM, vocab_size=4096),
         "agreement": Setting("agreement", ("train.max_rows=128", *_SHORT)),
         "agreement-10": _AGREEMENT_10,
-        **{f"agreement-10-{condition.name}": condition.setting(_AGREEMENT_10) for condition in CIRCUMSTANCES},
+        **under(CIRCUMSTANCES, "agreement-10", _AGREEMENT_10),
         **_sst(replace(_SST, overrides=(*_SST.overrides, "train.max_updates=1000"))),
     },
 )
 
-_TINY_MODEL = ("model.embed_dim=16", "model.ffn_dim=32", "model.num_heads=2")
+_TINY_MODEL = ("model.embed_dim=32", "model.ffn_dim=32", "model.num_heads=2")
 _TINY = (
     *(*_TINY_MODEL, "train.max_updates=4", "train.warmup=2", "train.log_every=2", "train.valid_every=4"),
     *("train.save_every=2", "train.max_tokens=256"),
@@ -101,6 +101,9 @@ SMOKE = Scale(
     "Seconds on generated data: shows that everything runs, and nothing else.",
     {
         **dict.fromkeys((*PAPER.settings, *MINI.settings), _CLASSIFY),
+        **under(CANDIDATES, "tuning", _CLASSIFY),
+        **under(CIRCUMSTANCES, "sst", _CLASSIFY),
+        **under(CIRCUMSTANCES, "agreement-10", _CLASSIFY),
         "en-de": _TRANSLATE,
         "en-fr": _TRANSLATE,
         "lm": Setting("wikitext2", (*_TINY, "model.num_layers=2"), "agreement", rows=200, task="lm"),

@@ -76,11 +76,11 @@ def _classification(trained: Trained, task: Classification, split: str) -> Evalu
         "accuracy": asdict(accuracy(int(right.sum()), len(right))),
         "loss": float(found.nll.mean()),
     }
-    metrics["by_length"] = _by_range(right, task.lengths(split)[0], step=10, longest=50)
-    if "distance" in columns:
-        metrics["by_distance"] = _by_range(right, columns["distance"], step=5, longest=15)
+    metrics["by_length"] = _by_size(right, task.lengths(split)[0])
+    # -1 stands for a distance or a number of attractors that is not known
+    if (known := columns.get("distance", np.array([-1])) >= 0).any():
+        metrics["by_distance"] = _by_size(right[known], columns["distance"][known])
     if "attractors" in columns:
-        # -1 stands for a sentence whose attractors are not known
         groups = accuracy_by(right, columns["attractors"].astype(np.int64))
         metrics["by_attractors"] = {str(count): asdict(group) for count, group in groups.items()}
     if has_gold_windows(task):
@@ -88,18 +88,17 @@ def _classification(trained: Trained, task: Classification, split: str) -> Evalu
     return Evaluation(metrics, right=right)
 
 
-def _by_range(
-    right: NDArray[np.bool_], sizes: NDArray[np.integer], *, step: int, longest: int
-) -> dict[str, dict[str, Any]]:
-    """Give the accuracy by size in ranges of `step`, with all beyond the longest in one.
+def _by_size(right: NDArray[np.bool_], sizes: NDArray[np.integer]) -> dict[str, dict[str, Any]]:
+    """Give the accuracy by size, in ranges that double from ten on.
 
-    >>> list(_by_range(np.array([True, False, True]), np.array([5, 6, 99]), step=5, longest=15))
-    ['1-5', '6-10', '16+']
+    >>> list(_by_size(np.array([True, False, True]), np.array([0, 20, 21])))
+    ['0-10', '11-20', '21-40']
     """
-    below = step * np.minimum((sizes.astype(np.int64) - 1) // step, longest // step)
+    # the last of each range; sizes between two of them belong to the larger
+    ends = 10 * 2 ** np.searchsorted(10 * 2 ** np.arange(20), sizes)
     return {
-        f"{first + 1}-{first + step}" if first < longest else f"{longest + 1}+": asdict(group)
-        for first, group in accuracy_by(right, below).items()
+        f"{end // 2 + 1 if end > 10 else 0}-{end}": asdict(group)
+        for end, group in accuracy_by(right, ends).items()
     }
 
 

@@ -170,11 +170,18 @@ def _names(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
 
 def differences(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:
     """Give the settings that differ, by name: what they were and what they are."""
-    before, after = _flat(old.model_dump()), _flat(new.model_dump())
+    before, after = _flat(_completed(old)), _flat(_completed(new))
     names = [*before, *(name for name in after if name not in before)]
     return {
         name: (before.get(name), after.get(name)) for name in names if before.get(name) != after.get(name)
     }
+
+
+def _completed(config: Config) -> dict[str, Any]:
+    """Give all settings: a field of the model that is not named, for it is newer, has its default."""
+    _, model = TASKS[config.task.kind]
+    defaults = {name: field.default for name, field in model.model_fields.items() if not field.is_required()}
+    return config.model_dump() | {"model": defaults | config.model}
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

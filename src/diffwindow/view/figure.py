@@ -24,11 +24,10 @@ COLOURS = "magma_r"
 
 @dataclass(frozen=True)
 class Panel:
-    """A matrix of queries by keys, its title, and the value of the darkest colour (None: its own highest)."""
+    """A matrix of queries by keys, and its title; its highest value has the darkest colour."""
 
     title: str
     values: NDArray[Any]
-    highest: float | None = None
     # a query with the first and last key of a stretch to draw a frame around
     outline: tuple[int, int, int] | None = None
 
@@ -65,7 +64,7 @@ def attention_figure(
 def _draw(axes: Axes, panel: Panel, queries: Sequence[str], keys: Sequence[str]) -> None:
     from matplotlib.patches import Rectangle
 
-    highest = panel.highest or float(np.max(panel.values, initial=0.0)) or 1.0
+    highest = float(np.max(panel.values, initial=0.0)) or 1.0
     image = axes.imshow(panel.values, cmap=COLOURS, vmin=0.0, vmax=highest, aspect="equal")
     axes.set_title(panel.title, fontsize=10)
     axes.set_xticks(range(len(keys)), keys, rotation=90, fontsize=8)
