@@ -54,7 +54,8 @@ def reproduce(
     outcomes = done_before(jobs_of(here, at, numbers, out))
     ended = {outcome.job.folder for outcome in outcomes}
     waiting = [job for job in asked if job.folder not in ended]
-    if missing := [column.name for column in whole.columns if column not in here.columns and not columns]:
+    missing = [column.name for column in whole.columns if column not in here.columns]
+    if missing and not columns:
         _tell(f"left out, for they have no {scale} scale: {', '.join(missing)}")
     if len(waiting) < len(asked):
         _tell(f"{len(asked) - len(waiting)} of {len(asked)} runs are done already")

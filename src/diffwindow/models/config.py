@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from diffwindow.modules.embedding import Positions
 from diffwindow.modules.layers import LayerOptions, Norm
-from diffwindow.modules.stacked_attention import Init
+from diffwindow.modules.stacked_attention import Init, check_heads
 from diffwindow.notation import Plan, Role, parse
 
 Size = Annotated[int, Field(ge=1)]
@@ -91,8 +91,7 @@ class ModelConfig(BaseModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> "ModelConfig":
-        if self.embed_dim % self.num_heads:
-            raise ValueError(f"embed_dim={self.embed_dim} is not divisible by num_heads={self.num_heads}")
+        check_heads(self.embed_dim, self.num_heads)
         if self.embed_dim % 2 and self.positions == "sinusoidal":
             raise ValueError(f"embed_dim={self.embed_dim} is odd; sinusoidal positions need an even width")
         for term in self.plan.terms:
