@@ -186,6 +186,8 @@ def test_many_columns_stand_side_by_side(tmp_path):
     text = markdown(findings(table, SMOKE, outcomes, "…"))
     assert "| SST-2, rate 2e-3 | 80.00 | not run | 81.00 (+1.00) |" in text
     assert text.count("validation set, the test set not read") == len(table.columns)
+    # what is evaluated there is the validation itself, so it has no column beside it
+    assert "| validation |" not in text
 
 
 def test_a_column_of_the_validation_set_never_evaluates_another(tmp_path, monkeypatch):

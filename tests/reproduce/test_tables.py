@@ -85,3 +85,7 @@ def test_a_row_with_another_model_has_another_name():
     plain, deep = Row("a"), Row("b", overrides=("model.num_layers=3",))
     assert plain.key != deep.key
     assert Table("t", "", (), (plain, deep)).chosen([], [deep.key]).rows == (deep,)
+
+
+def test_a_rows_name_has_the_whole_value_of_what_it_changes():
+    assert Row("a", overrides=("model.dropout=0.3",)).key == "Global+dropout=0.3"

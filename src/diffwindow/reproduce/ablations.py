@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from diffwindow.reproduce.columns import AGREEMENT, AGREEMENT_10, EN_DE, SST, SVA_SUBSET, TUNING
-from diffwindow.reproduce.condition import CANDIDATES, CIRCUMSTANCES
+from diffwindow.reproduce.columns import AGREEMENT, AGREEMENT_10, EN_DE, SST, SVA_SUBSET, TUNING, TUNING_IMDB
+from diffwindow.reproduce.condition import CANDIDATES, CIRCUMSTANCES, RATES
 from diffwindow.reproduce.table import Column, Row, Table
 
 
@@ -17,7 +17,10 @@ TUNING_TABLE = _ablation(
     "tuning",
     "What the validation set chooses for each model of Table 5",
     ("Enc(Rel)@all", "Enc(Loc)", *WINDOWS),
-    tuple(condition.column(TUNING) for condition in CANDIDATES),
+    (
+        *(condition.column(TUNING) for condition in CANDIDATES),
+        *(condition.column(TUNING_IMDB) for condition in RATES),
+    ),
 )
 TUNED = Table(
     "tuned",

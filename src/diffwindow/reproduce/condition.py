@@ -50,6 +50,8 @@ CANDIDATES = (
     SEPARATE,
     Condition("vocab", "4,096 subwords", vocab_size=4096),
 )
+# what is chosen alike for every row of a corpus that is too long to try each row with all of them
+RATES = tuple(condition for condition in CANDIDATES if condition.name in ("base", "rate-low", "rate-high"))
 # what may decide whether windows help
 CIRCUMSTANCES = (
     Condition("shallow", "1 layer", ("model.num_layers=1",)),

@@ -66,12 +66,13 @@ def _short(row: Finding) -> str:
 def _column(column: Finding, scale: str) -> list[str]:
     name, more_is_better = SHOWN[column["metric"]]
     published = any(row["paper"] is not None for row in column["rows"])
+    tested = column["split"] == "test"
     heads = ["model", "parameters"]
     heads += ["paper"] if published else []
-    heads += [f"ours ({scale})", "deviation", "seeds", "validation"]
+    heads += [f"ours ({scale})", "deviation", "seeds", *(["validation"] if tested else [])]
     heads += ["paper's gain"] if published else []
     heads += ["our gain, 95 % interval", *(["the paper's sign"] if published else [])]
-    lines = [_cells(row, published=published) for row in column["rows"]]
+    lines = [_cells(row, published=published, tested=tested) for row in column["rows"]]
     texts = [
         f"## {column['title']}: {name}, {'more' if more_is_better else 'less'} is better",
         f"Corpus `{column['corpus']}`; {EVALUATED[column['split']]}; gains are over {column['base']}, "
@@ -88,16 +89,16 @@ def _column(column: Finding, scale: str) -> list[str]:
     return texts
 
 
-def _cells(row: Finding, *, published: bool) -> list[str]:
-    ours, valid = row["ours"], row["valid"]
+def _cells(row: Finding, *, published: bool, tested: bool) -> list[str]:
+    ours = row["ours"]
     cells = [row["label"], _whole(row["parameters"])]
     cells += [_number(row["paper"])] if published else []
     if ours is None:
-        cells += ["not run", "", "0", ""]
+        cells += ["not run", "", "0"]
     else:
         reach = f" ± {ours['reach']:.2f}" if ours["reach"] is not None else ""
         cells += [f"{ours['mean']:.2f}{reach}", _number(ours["deviation"]), str(ours["count"])]
-        cells.append(_number(valid["mean"]))
+    cells += [_number(row["valid"] and row["valid"]["mean"])] if tested else []
     cells += [_gain(row["paper_gain"], None)] if published else []
     gain = row["gain"]
     cells.append(_gain(gain["mean"], gain["reach"]) if gain else "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from diffwindow.ops import check_choice
-from diffwindow.reproduce.condition import CANDIDATES, CIRCUMSTANCES, under
+from diffwindow.reproduce.condition import CANDIDATES, CIRCUMSTANCES, RATES, under
 from diffwindow.reproduce.setting import Setting
 from diffwindow.reproduce.table import Column
 
@@ -29,6 +29,14 @@ class Scale:
 _SHORT = ("train.keep_last=1", "train.average_last=1")
 # the paper gives neither batch size nor rate; docs/results says how these were chosen
 _SST = Setting("sst2", ("train.max_rows=64", "train.lr=1e-3", *_SHORT))
+# as many reviews a batch as let two cores make the paper's 10,000 updates: about nine
+_IMDB = Setting(
+    "imdb",
+    (
+        *("task.max_length=256", "train.max_tokens=2048", "train.lr=1e-3"),
+        *("train.valid_every=2000", "train.save_every=500", *_SHORT),
+    ),
+)
 _SVA = ("train.max_rows=32", "train.lr=1e-3", "train.valid_every=1000", "train.save_every=1000", *_SHORT)
 
 
@@ -50,7 +58,8 @@ PAPER = Scale(
     {
         "en-de": Setting("wmt14-en-de"),
         "en-fr": Setting("wmt14-en-fr"),
-        "imdb": Setting("imdb"),
+        "imdb": _IMDB,
+        **under(RATES, "tuning-imdb", _IMDB),
         "sva": Setting("sva", _SVA, "sva-linzen"),
         "sva-subset": Setting("sva", _SVA),
         "lm": Setting("lm1b"),
@@ -68,10 +77,7 @@ _SMALL_LM = (
     *("train.max_tokens=2048", "train.max_updates=1000", "train.lr=2e-3", "train.warmup=200"),
     *("train.valid_every=250", "train.save_every=250", *_SHORT),
 )
-_SMALL_IMDB = (
-    *("task.max_length=256", "train.max_tokens=4096", "train.max_updates=1500", "train.lr=1e-3"),
-    *("train.valid_every=500", *_SHORT),
-)
+_SMALL_IMDB = replace(_IMDB, overrides=(*_IMDB.overrides, "train.max_updates=2000"))
 _AGREEMENT_10 = Setting("agreement", ("train.max_rows=64", "train.max_updates=600", *_SHORT), kept=100)
 MINI = Scale(
     "mini",
@@ -79,7 +85,8 @@ MINI = Scale(
     {
         "en-de": Setting("multi30k-en-de", _SMALL_TRANSLATION, vocab_size=4096),
         "en-fr": Setting("multi30k-en-de", _SMALL_TRANSLATION, "multi30k-en-fr", vocab_size=4096),
-        "imdb": Setting("imdb", _SMALL_IMDB),
+        "imdb": _SMALL_IMDB,
+        **under(RATES, "tuning-imdb", _SMALL_IMDB),
         "sva-subset": Setting("sva", (*_SVA, "train.max_updates=1000")),
         "lm": Setting("wikitext2", _SMALL_LM, vocab_size=4096),
         "agreement": Setting("agreement", ("train.max_rows=128", *_SHORT)),
@@ -102,6 +109,7 @@ SMOKE = Scale(
     {
         **dict.fromkeys((*PAPER.settings, *MINI.settings), _CLASSIFY),
         **under(CANDIDATES, "tuning", _CLASSIFY),
+        **under(RATES, "tuning-imdb", _CLASSIFY),
         **under(CIRCUMSTANCES, "sst", _CLASSIFY),
         **under(CIRCUMSTANCES, "agreement-10", _CLASSIFY),
         "en-de": _TRANSLATE,
