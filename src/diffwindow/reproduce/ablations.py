@@ -28,6 +28,8 @@ TUNED = Table(
     (SST,),
     (
         Row("Global, dropout 0.3", "Global", ("model.dropout=0.3",)),
+        Row("Enc(Rel)@all, 128 texts a batch", "Enc(Rel)@all", ("train.max_rows=128",)),
+        Row("Enc(Loc), as in the tables", "Enc(Loc)"),
         Row("Enc(MW), 128 texts a batch", "Enc(MW)", ("train.max_rows=128",)),
         Row("Enc(AW), as in the tables", "Enc(AW)"),
     ),
@@ -66,6 +68,17 @@ BASELINES = _ablation(
     ("Cr(Gauss)", "Enc(Band)", "Enc(Bell)", "Enc(Span)-Dec(Span)", "Cr(AW,Seg)", "Enc(AW)"),
     (EN_DE,),
 )
+TOGETHER = _ablation(
+    "together",
+    "Windows in cross-attention beside relative positions in self-attention",
+    (
+        "Enc(AW)-Cr(AW,Seg)-Dec(MW)",
+        "Enc(Rel)@all-Dec(Rel)@all",
+        "Enc(Rel)@all-Cr(AW,Seg)-Dec(Rel)@all",
+        "Enc(Rel)@all-Cr(AW)-Dec(Rel)@all",
+    ),
+    (EN_DE,),
+)
 AGREEMENT_TABLE = Table(
     "agreement",
     "Where the right window is known: generated agreement",
@@ -95,6 +108,6 @@ SENTENCES = _ablation(
 )
 
 ABLATIONS = (
-    *(TUNING_TABLE, TUNED, EXPECTATION, SEGMENTS, ENCODER_SEGMENTS, BOUNDARIES, BASELINES, AGREEMENT_TABLE),
-    *(CIRCUMSTANCES_TABLE, DATA_SIZE, SENTENCES),
+    *(TUNING_TABLE, TUNED, EXPECTATION, SEGMENTS, ENCODER_SEGMENTS, BOUNDARIES, BASELINES, TOGETHER),
+    *(AGREEMENT_TABLE, CIRCUMSTANCES_TABLE, DATA_SIZE, SENTENCES),
 )
