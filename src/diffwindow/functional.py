@@ -96,6 +96,8 @@ def soft_window(
     >>> soft_window(one_hot[8], one_hot[3])
     tensor([0., 0., 0., 1., 1., 1., 1., 1., 1., 0.])
     """
+    if expectation not in EXPECTATIONS:
+        raise ValueError(f"expectation={expectation!r} is not one of {', '.join(map(repr, EXPECTATIONS))}")
     f_left = rightward(phi_left, segment_size, segment_origin=segment_origin)
     g_left = leftward(phi_left, segment_size, segment_origin=segment_origin)
     f_right = rightward(phi_right, segment_size, segment_origin=segment_origin)

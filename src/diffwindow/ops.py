@@ -119,6 +119,9 @@ def window_maps(
     dropout_p: float = 0.0,
 ) -> WindowMaps:
     """Compute the weights, the window and its boundaries; multiplicative unless `local` is given."""
+    # there are no values here; the keys stand for them
+    _check_tensors(q, k, k, boundaries, local=local or ())
+    _check_options(q, k, attn_mask, segment_size, segment_origin, expectation, dropout_p)
     mask = visible_mask(q, k, attn_mask=attn_mask, is_causal=is_causal)
     q_left, k_left, q_right, k_right = boundaries
     phi_left = functional.boundary(q_left, k_left, mask=mask, scale=scale)
@@ -207,11 +210,7 @@ def _window_attention(
     impl: Impl,
 ) -> Tensor:
     """Check the options and run the implementation that `impl` asks for."""
-    check_segment_size(segment_size)
-    check_choice("expectation", expectation, EXPECTATIONS)
-    check_dropout("dropout_p", dropout_p)
-    _check_mask(attn_mask, q, k)
-    _check_origin(segment_origin, q)
+    _check_options(q, k, attn_mask, segment_size, segment_origin, expectation, dropout_p)
     if choose_impl(impl, q) == "cpu":
         return cpu.window_attention(
             q, k, v, boundaries, local, attn_mask=attn_mask, is_causal=is_causal, segment_size=segment_size,
@@ -222,6 +221,22 @@ def _window_attention(
         segment_origin=segment_origin, expectation=expectation, scale=scale, dropout_p=dropout_p,
     )  # fmt: skip
     return functional.attend(maps.weights, v)
+
+
+def _check_options(
+    q: Tensor,
+    k: Tensor,
+    attn_mask: Tensor | None,
+    segment_size: int,
+    segment_origin: Tensor | None,
+    expectation: Expectation,
+    dropout_p: float,
+) -> None:
+    check_segment_size(segment_size)
+    check_choice("expectation", expectation, EXPECTATIONS)
+    check_dropout("dropout_p", dropout_p)
+    _check_mask(attn_mask, q, k)
+    _check_origin(segment_origin, q)
 
 
 def _check_tensors(

@@ -56,6 +56,26 @@ def test_prepares_tsv_and_text(run, tmp_path):
     assert Store.open(tmp_path / "l").task == "lm"
 
 
+def test_prepares_validation_beside_a_single_file(run, tmp_path):
+    for name, rows in (("a", 3), ("b", 2), ("c", 1)):
+        (tmp_path / f"{name}.tsv").write_text("one\teins\n" * rows)
+    more = ("--valid", tmp_path / "b.tsv", "--test", tmp_path / "c.tsv", "--vocab-size", 270)
+    for kind in ("--tsv", "--text"):
+        out = tmp_path / kind
+        assert run("prepare", kind, tmp_path / "a.tsv", *more, "--out", out)[0] == 0
+        assert [len(split) for split in Store.open(out).splits.values()] == [3, 2, 1]
+
+
+def test_files_that_would_not_be_read_are_refused(run, pair, tmp_path):
+    (tmp_path / "a.tsv").write_text("one\teins\n")
+    sides = ("--valid-source", tmp_path / "a.en", "--valid-target", tmp_path / "nowhere")
+    code, _, err = run("prepare", "--tsv", tmp_path / "a.tsv", *sides, "--out", tmp_path / "store")
+    assert (code, "go with --source, not with --tsv" in err) == (2, True)
+    code, _, err = run("prepare", *pair, "--valid", tmp_path / "a.tsv", "--out", tmp_path / "store")
+    assert (code, "go with --tsv or --text, not with --source" in err) == (2, True)
+    assert not (tmp_path / "store").exists()
+
+
 def test_bad_rows(run, pair, tmp_path):
     (tmp_path / "a.de").write_text("ein Hund\n\n" * 50)
     code, _, err = run("prepare", *pair, "--out", tmp_path / "store")

@@ -11,10 +11,12 @@ import pytest
 import torch
 
 from diffwindow.cli import main
+from diffwindow.files import locked
 from diffwindow.models.classifier import Classifier
 from diffwindow.models.language_model import LanguageModel
 from diffwindow.models.translator import Translator
 from diffwindow.training import trainer
+from diffwindow.training.checkpoint import verify
 from diffwindow.training.logs import read_records
 
 SMALL = [
@@ -167,6 +169,24 @@ def test_the_average_of_a_run(call, run):
     for name in mean:
         torch.testing.assert_close(mean[name], (four[name] + six[name]) / 2)
     assert (Path("mean") / "tokenizer.json").exists()
+
+
+def test_an_average_leaves_the_final_model_and_other_folders_alone(call, run):
+    before = Path("run/model/checkpoint.json").read_bytes()
+    assert call("average", run, "--last", "2")[0] == 0
+    assert verify(Path("run/average")) == {"updates": [4, 6]}
+    assert Path("run/model/checkpoint.json").read_bytes() == before
+    Path("thesis").mkdir()
+    Path("thesis/thesis.tex").write_text("mine")
+    code, said = call("average", run, "--last", "2", "--out", "thesis")
+    assert (code, "thesis holds something else" in said) == (2, True)
+    assert Path("thesis/thesis.tex").exists()
+
+
+def test_two_runs_do_not_share_a_folder(call, run):
+    with locked(Path(run)):
+        code, said = call("train", run)
+    assert (code, "another process is at work in run" in said) == (2, True)
 
 
 def test_more_checkpoints_than_there_are(call, run):

@@ -114,6 +114,7 @@ def test_mistakes_are_one_sentence_and_code_2(run, runs):
         ("translate", runs / "translator", "--nbest", "9"),
         ("translate", runs / "translator", "--input", runs / "nothing.txt"),
         ("generate", runs / "plain"),
+        ("generate", runs / "language", "--temperature", "0", "--samples", "2"),
     ):
         code, out, err = run(*arguments)
         assert (code, out) == (2, ""), arguments

@@ -5,12 +5,13 @@ import pytest
 from diffwindow.data import chunks
 from diffwindow.data import prepare as module
 from diffwindow.data.audit import CorpusError
-from diffwindow.data.corpora import plain_text, two_files
+from diffwindow.data.corpora import agreement_recipe, plain_text, two_files
 from diffwindow.data.estimate import estimate
 from diffwindow.data.prepare import prepare
 from diffwindow.data.recipe import Recipe, Source, Vocabulary
 from diffwindow.data.store import Store
 from diffwindow.data.synthetic import reorder
+from diffwindow.files import locked
 
 CHUNK_ROWS = 256
 ROWS = 3 * CHUNK_ROWS + 100
@@ -99,6 +100,27 @@ def test_other_settings_start_again(pairs, tmp_path):
         prepare(recipe(pairs), out, progress=interrupt)
     other = recipe(pairs).adjusted(vocab_size=300, moses=None)
     assert prepare(other, out).tokenizer.vocab_size == 300
+
+
+def test_another_seed_or_size_starts_again(tmp_path):
+    def interrupt(stage, fraction):
+        if stage == "valid":
+            raise KeyboardInterrupt
+
+    for number, other in enumerate([agreement_recipe(2, rows=300), agreement_recipe(1, rows=50)]):
+        out = tmp_path / f"out{number}"
+        with pytest.raises(KeyboardInterrupt):
+            prepare(agreement_recipe(1, rows=300), out, progress=interrupt)
+        prepare(other, out)
+        prepare(other, tmp_path / f"expected{number}")
+        assert contents(out) == contents(tmp_path / f"expected{number}")
+
+
+def test_one_process_at_a_time(pairs, tmp_path):
+    (tmp_path / "out.partial").mkdir()
+    with locked(tmp_path / "out.partial"), pytest.raises(ValueError, match="another process is at work"):
+        prepare(recipe(pairs), tmp_path / "out")
+    prepare(recipe(pairs), tmp_path / "out")
 
 
 def test_a_foreign_file_is_not_deleted(pairs, tmp_path):

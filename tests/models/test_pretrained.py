@@ -188,7 +188,7 @@ def test_the_average_keeps_the_type_and_sums_in_fp32(tmp_path):
 
 
 def test_the_last_checkpoints_are_those_with_the_highest_numbers(tmp_path):
-    for name in ("run-9", "run-10", "run-100", "best"):
+    for name in ("run-9", "run-10", "run-100", "best", "00000200.damaged", ".00000300.tmp"):
         (tmp_path / name).mkdir()
         save_file({"w": torch.zeros(1)}, tmp_path / name / "model.safetensors")
     found = last_checkpoints(tmp_path, 2)

@@ -172,3 +172,22 @@ def test_luong_finds_a_key_wherever_it_points():
     target = torch.randn(1, 200, WIDTH, dtype=torch.float64)
     weights = attention.maps(attention.project_queries(target), attention.project_keys(source))
     assert (weights.sum(-1) > 0).all()
+
+
+@pytest.mark.parametrize("kind", [RelativeAttention, GaussianAttention, GlobalAttention])
+def test_maps_are_without_dropout(kind):
+    attention = randomised(kind, dropout=0.5)
+    x, _ = batch()
+    projected = attention.project_self(x)
+    assert_close(attention.maps(*projected), attention.eval().maps(*projected))
+    attention.train()
+    assert not torch.equal(attention.attend(*projected), attention.attend(*projected))
+
+
+def test_yangs_gradients_are_finite_beside_a_sequence_of_padding():
+    attention = randomised(LocalnessAttention)
+    x, mask = batch()
+    mask = mask.clone()
+    mask[0] = False
+    attend(attention, x, x, mask).square().sum().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in attention.parameters())

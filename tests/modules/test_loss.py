@@ -48,13 +48,29 @@ def test_one_side_may_be_frozen():
     assert not token_loss(hidden.detach(), weight.detach(), targets).total.requires_grad
 
 
+def products_of(hidden, weight, targets):
+    with LargestTensor() as seen:
+        token_loss(hidden, weight, targets)
+    return seen.products
+
+
+def test_without_gradients_none_are_computed():
+    example_of_training = example()
+    # the logits, and the gradients of both sides
+    assert products_of(*example_of_training) == 3
+    with torch.no_grad():
+        assert products_of(*example_of_training) == 1
+
+
 class LargestTensor(TorchDispatchMode):
-    """Watch how many elements the largest result of any operation has."""
+    """Watch how many elements the largest result of any operation has, and count the matrix products."""
 
     numel = 0
+    products = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
+        self.products += "mm" in str(func)
         for tensor in result if isinstance(result, tuple | list) else [result]:
             if isinstance(tensor, torch.Tensor):
                 self.numel = max(self.numel, tensor.numel())

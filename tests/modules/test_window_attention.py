@@ -161,6 +161,27 @@ def test_dropout_acts_in_training_alone(window):
 
 
 @pytest.mark.parametrize("window", WINDOWS)
+def test_maps_are_without_dropout(window):
+    attention, x = WindowAttention(8, 2, window=window, dropout=0.5), torch.randn(2, 5, 8)
+    assert_close(attention.inspect(x, x).weights, attention.eval().inspect(x, x).weights)
+
+
+def test_dropout_and_bias_stand_where_torch_has_them():
+    attention = WindowAttention(8, 2, 0.25, False, device="cpu", dtype=torch.float64)
+    assert attention.dropout == 0.25
+    assert attention.in_proj.bias is None
+    assert attention.in_proj.weight.dtype == torch.float64
+
+
+def test_no_keys_at_all_give_the_output_bias():
+    attention, x = WindowAttention(8, 2, segment_size=5), torch.randn(2, 3, 8)
+    nothing = torch.empty(2, 0, 8)
+    output, weights = attention(x, nothing, nothing, key_padding_mask=torch.empty(2, 0, dtype=torch.bool))
+    assert_close(output, attention.out_proj.bias.expand_as(output))
+    assert weights.shape == (2, 3, 0)
+
+
+@pytest.mark.parametrize("window", WINDOWS)
 def test_autocast_stays_near_fp32(window):
     attention, x = WindowAttention(32, 4, window=window), torch.randn(2, 9, 32)
     exact, _ = attention(x, x, x)

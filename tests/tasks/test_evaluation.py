@@ -9,6 +9,7 @@ from diffwindow.data.synthetic import agreement, reorder
 from diffwindow.ops import WindowMaps
 from diffwindow.tasks.evaluation import compare, evaluate
 from diffwindow.tasks.metrics.agreement import gold_windows
+from diffwindow.tasks.task import TaskOptions
 from diffwindow.tasks.trained import Trained
 from diffwindow.tasks.translating import Search
 from diffwindow.tasks.windows import _fit, _measure, window_fits, window_panels
@@ -57,6 +58,12 @@ def test_accuracy_is_the_share_of_right_predictions_overall_and_by_group(agreeme
             assert (group["correct"], group["total"]) == (sum(among), len(among))
         assert sum(group["total"] for group in found.metrics[by].values()) == len(right)
     assert json.loads(json.dumps(found.metrics)) == found.metrics
+
+
+def test_windows_that_a_cut_text_may_not_show_are_not_measured(agreement_store, tmp_path):
+    task = of(agreement_store, max_length=4)
+    found = evaluate(saved(task, tmp_path / "model"), task, "test", GREEDY)
+    assert "windows" not in found.metrics
 
 
 def test_distances_that_are_not_known_are_left_out(agreement_store, tmp_path, monkeypatch):
@@ -158,8 +165,12 @@ def test_another_vocabulary_and_damaged_folders_are_refused(agreement_store, reo
     trained = saved(of(agreement_store), tmp_path / "model")
     with pytest.raises(ValueError, match="has another vocabulary than"):
         trained.task(reorder_store)
-    (tmp_path / "model/task.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"task\.json is damaged"):
+    for damaged in ("{}", "[]", "{"):
+        (tmp_path / "model/task.json").write_text(damaged)
+        with pytest.raises(ValueError, match=r"task\.json is damaged"):
+            Trained.load(tmp_path / "model")
+    (tmp_path / "model/config.json").write_text("[]")
+    with pytest.raises(ValueError, match=r"config\.json holds a list"):
         Trained.load(tmp_path / "model")
     with pytest.raises(ValueError, match="there is no folder"):
         Trained.load(tmp_path / "nowhere")
@@ -168,3 +179,10 @@ def test_another_vocabulary_and_damaged_folders_are_refused(agreement_store, reo
         Trained.load(tmp_path / "run")
     with pytest.raises(ValueError, match="neither a run folder nor a model folder"):
         Trained.load(tmp_path / "run/checkpoints")
+
+
+def test_a_model_without_a_record_does_not_take_another_models(agreement_store, tmp_path):
+    saved(of(agreement_store, max_length=4), tmp_path / "model")
+    saved(of(agreement_store), tmp_path / "other")
+    (tmp_path / "other/task.json").unlink()
+    assert Trained.load(tmp_path / "other").options == TaskOptions()

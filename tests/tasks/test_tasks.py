@@ -97,5 +97,8 @@ def test_wrong_options_models_and_vocabularies_are_refused(agreement_store, reor
     other = of(agreement_store).config.model_copy(update={"vocab_size": 7})
     with pytest.raises(ValueError, match=r"has a vocabulary of 7, but that of .* has"):
         task_of(agreement_store, other)
+    fewer = of(agreement_store).config.model_copy(update={"num_classes": 1})
+    with pytest.raises(ValueError, match=r"the model knows 1 classes, but .* has 2"):
+        task_of(agreement_store, fewer)
     with pytest.raises(ValueError, match="did you mean 'num_heads'"):
         model_config(agreement_store, {"num_head": 2})

@@ -7,6 +7,7 @@ from tiny import of
 from diffwindow.data.tokenizer import EOS, Tokenizer
 from diffwindow.models.beam import beam_search
 from diffwindow.models.start import translation_start
+from diffwindow.tasks import translating
 from diffwindow.tasks.translating import Search, cut, translate
 
 
@@ -39,6 +40,19 @@ def test_pieces_lose_nothing_and_fit(tokens, limit):
 def test_pieces_end_with_a_sentence_or_else_with_a_word():
     tokens = ["we", "went", "home.", "then", "it", "rained", "he@@", "avily"]
     assert cut(range(8), tokens, 4) == [[0, 1, 2], [3, 4, 5], [6, 7]]
+
+
+def test_pieces_of_a_text_without_spaces_do_not_cut_characters(task, model, monkeypatch):
+    text = "吾輩は猫である。名前はまだ無い。" * 4
+    tokenizer = Tokenizer.train_bpe([text], 270)
+    read: list[list[int]] = []
+    monkeypatch.setattr(
+        translating, "_decode", lambda _, pieces, *__: [read.append(piece) or [] for piece in pieces]
+    )
+    translate(model, tokenizer, [tokenizer.encode(text)], Search(max_length=32))
+    assert len(read) > 1
+    assert "".join(map(tokenizer.decode, read)) == text
+    assert max(map(len, read)) <= 32
 
 
 def test_batches_give_what_single_sentences_give_in_order(task, model):

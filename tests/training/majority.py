@@ -36,6 +36,8 @@ class MajorityBatch:
 class MajorityTask:
     """`poison` is a training row whose loss is not a number; `pause` seconds make a batch slow."""
 
+    metrics = ("loss", "accuracy")
+
     def __init__(self, *, dropout: float = 0.2, poison: int | None = None, pause: float = 0.0) -> None:
         generator = np.random.default_rng(0)
         self._rows = [generator.integers(1, 3, size) for size in generator.integers(3, 12, 200)]

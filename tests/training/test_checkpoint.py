@@ -8,7 +8,8 @@ import torch
 from majority import FORK_WARNING, MajorityTask, fit, in_child, outcome
 
 from diffwindow.models.weights import write_weights
-from diffwindow.training.checkpoint import CheckpointError, read_checkpoint, write_checkpoint
+from diffwindow.training import checkpoint as checkpoint_module
+from diffwindow.training.checkpoint import CheckpointError, FormatError, read_checkpoint, write_checkpoint
 from diffwindow.training.guards import TrainingError
 from diffwindow.training.shelf import Shelf
 
@@ -75,6 +76,26 @@ def test_a_damaged_newest_checkpoint_is_reported_and_the_one_before_used(tmp_pat
     fit(tmp_path / "cut")
     after = {name: text for name, text in outcome(tmp_path / "cut").items() if "damaged" not in name}
     assert after == outcome(tmp_path / "whole")
+
+
+def test_a_run_without_a_good_checkpoint_does_not_begin_again_by_itself(tmp_path):
+    fit(tmp_path, max_updates=5, keep_last=1)
+    log = (tmp_path / "log.jsonl").read_bytes()
+    state = tmp_path / "checkpoints/00000005/state.safetensors"
+    state.write_bytes(state.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match=r"damaged, and .* has no good checkpoint; restore one"):
+        fit(tmp_path)
+    assert (tmp_path / "log.jsonl").read_bytes() == log
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["00000005"]
+
+
+def test_a_checkpoint_of_another_version_is_not_put_aside(tmp_path, monkeypatch):
+    with monkeypatch.context() as newer:
+        newer.setattr(checkpoint_module, "FORMAT", 2)
+        fit(tmp_path, max_updates=10)
+    with pytest.raises(FormatError, match=r"has format 2, .* reads 1; go on with the version"):
+        fit(tmp_path)
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["00000005", "00000010"]
 
 
 def test_another_model_is_one_sentence(tmp_path):

@@ -8,11 +8,12 @@ from majority import MajorityTask, fit, outcome, settings
 
 from diffwindow.data.batching import TokenBatches
 from diffwindow.models.weights import average_weights, read_weights
+from diffwindow.tasks.task import Loss
 from diffwindow.training.distributed import World
 from diffwindow.training.feed import Feed
 from diffwindow.training.guards import Interrupted, TrainingError
 from diffwindow.training.logs import read_records
-from diffwindow.training.screen import Silent
+from diffwindow.training.screen import Silent, Terminal
 from diffwindow.training.trainer import Trainer
 
 
@@ -103,9 +104,27 @@ def test_stops_when_validation_gets_no_better(tmp_path):
     assert state == {"update": 18, "weights": "the best, of update 6"}
 
 
-def test_watch_must_be_a_metric(tmp_path):
+def test_what_the_first_validation_needs_is_asked_before_training(tmp_path):
+    class Unvalidated(MajorityTask):
+        def lengths(self, split):
+            if split == "valid":
+                raise ValueError("the corpus has no split 'valid'")
+            return super().lengths(split)
+
     with pytest.raises(ValueError, match=r"train.watch=bleu.*loss, accuracy"):
-        fit(tmp_path, watch="bleu")
+        fit(tmp_path, CutTask(1, fail), watch="bleu")
+    with pytest.raises(ValueError, match=r"no split 'valid'; train without .*train.valid_every=null"):
+        fit(tmp_path, Unvalidated())
+    fit(tmp_path, Unvalidated(), valid_every=None)
+
+
+def test_examples_that_are_too_long_are_told_of(tmp_path, capsys):
+    with Terminal(30) as screen:
+        Trainer(MajorityTask(), settings(max_tokens=8), tmp_path, World(), screen).fit()
+    lengths = MajorityTask().lengths("train")[0]
+    assert f"{(lengths > 8).sum()} training examples are longer than train.max_tokens=8" in (
+        capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("accumulate", [1, 2, 5])
@@ -140,6 +159,44 @@ def test_a_bad_loss_can_be_skipped(tmp_path):
     records = [r for r in read_records(tmp_path / "log.jsonl") if r["kind"] == "train"]
     assert records[-1]["skipped"] > 0
     assert all(np.isfinite(record["loss"]) for record in records)
+
+
+class BadGradients(MajorityTask):
+    """From the `first` to the `last` update the loss is finite, but its gradients are not."""
+
+    def __init__(self, first, last):
+        super().__init__()
+        self._bad = range(first, last + 1)
+        self._update = 0
+
+    def loss(self, model, batch):
+        self._update += 1
+        total, units = super().loss(model, batch)
+        if self._update in self._bad:
+            # the root of zero has an infinite slope, and zero times it is not a number
+            total = total + (0 * total).sqrt()
+        return Loss(total, units)
+
+
+def test_gradients_that_are_not_finite_are_skipped_too(tmp_path):
+    fit(tmp_path, BadGradients(5, 7), on_bad_loss="skip", clip_norm=None)
+    weights, _ = read_weights(tmp_path / "model/model.safetensors")
+    assert all(torch.isfinite(weight).all() for weight in weights.values())
+    records = [r for r in read_records(tmp_path / "log.jsonl") if r["kind"] == "train"]
+    assert records[-1]["skipped"] == 3
+
+
+def test_a_run_that_skips_everything_stops(tmp_path):
+    with pytest.raises(
+        TrainingError, match=r"last 100 updates were all bad.*checkpoint of update 100 is good"
+    ):
+        fit(tmp_path, BadGradients(11, 1000), on_bad_loss="skip", max_updates=1000, save_every=10)
+
+
+def test_weights_that_are_not_finite_are_never_saved(tmp_path):
+    with pytest.raises(TrainingError, match=r"weights of update 7 are not finite"):
+        fit(tmp_path, BadGradients(7, 7), clip_norm=None, log_every=100, save_every=1)
+    assert max((tmp_path / "checkpoints").iterdir()).name == "00000006"
 
 
 def test_an_exploding_loss_stops(tmp_path):
@@ -187,6 +244,17 @@ def test_timing_is_kept_apart_from_the_log(tmp_path):
     names = {name for record in read_records(tmp_path / "log.jsonl") for name in record}
     assert not {name for name in names if "second" in name or "per_s" in name}
     assert len(read_records(tmp_path / "timing.jsonl")) == 30 // 4
+
+
+@pytest.mark.parametrize("torn", [bytes(19) + b"\n", b"{}\n", b"[1]\n"])
+def test_timings_that_a_power_cut_tore_do_not_keep_a_run_from_going_on(tmp_path, torn):
+    fit(tmp_path / "whole")
+    fit(tmp_path / "cut", max_updates=20)
+    with (tmp_path / "cut/timing.jsonl").open("ab") as file:
+        file.write(torn)
+    fit(tmp_path / "cut")
+    assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
+    assert len(read_records(tmp_path / "cut/timing.jsonl")) == 30 // 4
 
 
 def test_writes_curves_and_events(tmp_path):

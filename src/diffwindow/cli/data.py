@@ -32,6 +32,8 @@ def prepare(
     test_target: Annotated[File, typer.Option()] = None,
     tsv: Annotated[File, typer.Option(help="Parallel text as source<TAB>target lines.")] = None,
     text: Annotated[File, typer.Option(help="Running text for a language model.")] = None,
+    valid: Annotated[File, typer.Option(help="The same for validation, with --tsv or --text.")] = None,
+    test: Annotated[File, typer.Option(help="The same for testing, with --tsv or --text.")] = None,
     vocab_size: Annotated[int | None, typer.Option(min=1, help="Size of the vocabulary.")] = None,
     tokenizer: Annotated[File, typer.Option(help="Use this tokenizer.json instead of learning one.")] = None,
     moses: Annotated[
@@ -65,18 +67,23 @@ def prepare(
             "give one of a corpus, --source with --target, --tsv or --text, "
             f"not {' and '.join(chosen) or 'none'}"
         )
+    sides = {
+        "train": (source, target),
+        "valid": (valid_source, valid_target),
+        "test": (test_source, test_target),
+    }
+    if not source and any(left or right for left, right in sides.values()):
+        raise ValueError(f"--target, --valid-… and --test-… go with --source, not with {chosen[0]}")
+    if not (tsv or text) and (valid or test):
+        raise ValueError(f"--valid and --test go with --tsv or --text, not with {chosen[0]}")
     if corpus:
         recipe = generated(corpus, seed=seed, rows=rows) or recipe_of(corpus, data)
-    elif text:
-        recipe = Recipe(text.name, "lm", {"train": plain_text(_existing(text))})
-    elif tsv:
-        recipe = Recipe(tsv.name, "translation", {"train": tsv_pairs(_existing(tsv))})
+    elif alone := text or tsv:
+        read, task = (plain_text, "lm") if text else (tsv_pairs, "translation")
+        files = {"train": alone, "valid": valid, "test": test}
+        splits = {split: read(_existing(file)) for split, file in files.items() if file}
+        recipe = Recipe(alone.name, task, splits)
     else:
-        sides = {
-            "train": (source, target),
-            "valid": (valid_source, valid_target),
-            "test": (test_source, test_target),
-        }
         splits = {
             split: two_files(_existing(left, f"--{split}-source"), _existing(right, f"--{split}-target"))
             for split, (left, right) in sides.items()

@@ -14,11 +14,9 @@ def spoken() -> Iterator[None]:
     try:
         yield
     except (ValueError, OSError) as error:
-        text = (
-            f"{error.filename}: {error.strerror}"
-            if isinstance(error, OSError) and error.strerror
-            else str(error)
-        )
+        text = str(error)
+        if isinstance(error, OSError) and error.strerror:
+            text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
         print(f"diffwindow: {text}", file=sys.stderr)
         sys.exit(2)
 

@@ -60,8 +60,8 @@ def train(
         config = config.with_data(known)
     is_run = (Path(preset) / RUN_CONFIG).is_file()
     own = Path(preset) if is_run else default_folder(config.name, config.attention, config.train.seed)
-    with training_errors(), shown() as progress:
-        run(config, out or own, resume=resume is Resume.auto, progress=progress)
+    with training_errors():
+        run(config, out or own, resume=resume is Resume.auto, progress=shown())
 
 
 def default_folder(name: str, attention: str, seed: int) -> Path:
@@ -83,13 +83,14 @@ def _per_process(virtual_gpus: int) -> int:
 def average(
     run: Annotated[Path, typer.Argument(help="A run folder.")],
     last: Annotated[int, typer.Option(min=1, help="How many of the last checkpoints.")] = 5,
-    out: Annotated[Path | None, typer.Option(help="Where to write the model; RUN/model by default.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The model's folder; RUN/average by default.")] = None,
 ) -> None:
     """Average the last checkpoints of a run to a model folder."""
     from diffwindow.training.average import average_run
 
-    updates = average_run(run, last, out or run / "model")
-    print(f"{out or run / 'model'}: the average of updates {', '.join(map(str, updates))}")
+    target = out or run / "average"
+    updates = average_run(run, last, target)
+    print(f"{target}: the average of updates {', '.join(map(str, updates))}")
 
 
 def list_presets() -> None:

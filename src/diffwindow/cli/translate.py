@@ -115,5 +115,12 @@ def generate(
     if not isinstance(trained.model, LanguageModel):
         raise ValueError(f"{run} holds a {trained.model.config.model}, not a language model")
     sampling = Sampling(samples, max_tokens, temperature, top_k, top_p, seed)
-    for text in continuations(trained.model, trained.tokenizer, prompt, sampling):
-        print(text)
+    found = continuations(
+        trained.model,
+        trained.tokenizer,
+        prompt,
+        sampling,
+        moses=trained.moses.get("text"),
+        running_text=trained.options.block_size is not None,
+    )
+    print("\n".join(found))

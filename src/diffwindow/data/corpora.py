@@ -189,7 +189,8 @@ def agreement_recipe(seed: int = 0, *, rows: int = 20_000) -> Recipe:
         return Source(lambda _: map(_agreement_row, agreement(size, seed, part=part)), rows=size)
 
     splits: dict[str, Source] = {part: generated(part, size) for part, size in _sizes(rows)}
-    return Recipe("agreement", "classification", splits, Vocabulary("words", None))
+    variant = {"seed": seed, "rows": rows}
+    return Recipe("agreement", "classification", splits, Vocabulary("words", None), variant=variant)
 
 
 def reorder_recipe(seed: int = 0, *, rows: int = 20_000) -> Recipe:
@@ -202,7 +203,8 @@ def reorder_recipe(seed: int = 0, *, rows: int = 20_000) -> Recipe:
         return Source(read, rows=size)
 
     splits: dict[str, Source] = {part: generated(part, size) for part, size in _sizes(rows)}
-    return Recipe("reorder", "translation", splits, Vocabulary("words", None))
+    variant = {"seed": seed, "rows": rows}
+    return Recipe("reorder", "translation", splits, Vocabulary("words", None), variant=variant)
 
 
 def _sizes(rows: int) -> list[tuple[Part, int]]:

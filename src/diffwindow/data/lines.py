@@ -46,7 +46,8 @@ def raw_lines(path: Path, audit: Audit) -> Iterator[bytes]:
 def decoded(raw: bytes, path: Path, number: int, audit: Audit) -> str | None:
     """Decode a line as UTF-8; None when it is not valid and bad rows are skipped."""
     try:
-        return raw.decode("utf-8")
+        # a file may begin with a byte order mark
+        return raw.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError as error:
         audit.bad(path, number, "invalid UTF-8", f"byte 0x{raw[error.start]:02x} at column {error.start + 1}")
         return None

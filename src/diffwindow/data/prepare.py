@@ -39,16 +39,15 @@ def prepare(
         raise ValueError(f"{out} exists already; remove it or choose another --out")
     given = sha256_of(tokenizer) if tokenizer else None
     inputs = recipe.inputs()
-    partial = PartialStore(
-        out, {"settings": recipe.settings(), "inputs": inputs, "tokenizer": given, "skip_bad": skip_bad}
-    )
-    _make_tokenizer(recipe, partial, tokenizer, skip_bad=skip_bad, progress=progress)
-    for split, source in recipe.splits.items():
-        if not partial.state["splits"].get(split, {}).get("found"):
-            _write_split(
-                recipe, split, source, partial, workers=workers, skip_bad=skip_bad, progress=progress
-            )
-    partial.finish(_manifest(recipe, partial, inputs))
+    fingerprint = {"settings": recipe.settings(), "inputs": inputs, "tokenizer": given, "skip_bad": skip_bad}
+    with PartialStore.opened(out, fingerprint) as partial:
+        _make_tokenizer(recipe, partial, tokenizer, skip_bad=skip_bad, progress=progress)
+        for split, source in recipe.splits.items():
+            if not partial.state["splits"].get(split, {}).get("found"):
+                _write_split(
+                    recipe, split, source, partial, workers=workers, skip_bad=skip_bad, progress=progress
+                )
+        partial.finish(_manifest(recipe, partial, inputs))
     return Store.open(out)
 
 

@@ -60,13 +60,17 @@ class Source:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that decides what a store holds."""
+    """Everything that decides what a store holds.
+
+    `variant` names what the files do not show: seed and number of generated rows, the share that is kept.
+    """
 
     name: str
     task: str
     splits: dict[str, Source]
     vocabulary: Vocabulary = field(default_factory=Vocabulary)
     moses: dict[str, str] = field(default_factory=dict)
+    variant: dict[str, int] = field(default_factory=dict)
 
     def adjusted(self, *, vocab_size: int | None, moses: str | None) -> Recipe:
         """Give the recipe with another vocabulary size, and Moses languages for its text fields (`en,de`)."""
@@ -89,6 +93,7 @@ class Recipe:
             "corpus": self.name,
             "vocabulary": {"kind": self.vocabulary.kind, "size": self.vocabulary.size},
             "moses": self.moses,
+            "variant": self.variant,
         }
 
     def inputs(self) -> dict[str, list[dict[str, Any]]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
@@ -28,7 +29,7 @@ def train_vocabulary(recipe: Recipe, *, skip_bad: bool, progress: Progress = qui
     source = next(iter(recipe.splits.values()))
     first, total = source.estimated_rows(Audit(skip_bad=True), sample=CHUNK_ROWS)
     characters = sum(map(len, texts_of(iter(first), recipe))) * total / max(1, len(first))
-    stride = max(1, round(characters / TRAINING_CHARACTERS))
+    stride = max(1, math.ceil(characters / TRAINING_CHARACTERS))
     audit = Audit(skip_bad=skip_bad)
 
     def sampled() -> Iterator[Row]:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from diffwindow.data.store import FORMAT, OFFSET_DTYPE, VALUE_DTYPE
-from diffwindow.files import flush, sha256_of, write_json
+from diffwindow.files import flush, locked, sha256_of, write_json
 
 _SUFFIXES = {".tokens", ".offsets", ".values", ".json", ".tmp"}
 
@@ -75,9 +77,18 @@ class SplitWriter:
 class PartialStore:
     """The folder beside the future store that holds it until it is whole."""
 
-    def __init__(self, out: Path, fingerprint: dict[str, Any]) -> None:
+    @classmethod
+    @contextmanager
+    def opened(cls, out: Path, fingerprint: dict[str, Any]) -> Iterator[Self]:
+        """Go on with an unfinished store, or begin one, while no other process does."""
+        folder = out.with_name(out.name + ".partial")
+        folder.mkdir(parents=True, exist_ok=True)
+        with locked(folder):
+            yield cls(out, folder, fingerprint)
+
+    def __init__(self, out: Path, folder: Path, fingerprint: dict[str, Any]) -> None:
         self.out = out
-        self.folder = out.with_name(out.name + ".partial")
+        self.folder = folder
         self._fingerprint = fingerprint
         self.resumed = False
         self.state = self._resume()
@@ -93,7 +104,6 @@ class PartialStore:
         except (OSError, ValueError, KeyError):
             pass
         # another corpus or other settings: start again
-        self.folder.mkdir(parents=True, exist_ok=True)
         for file in self.folder.iterdir():
             if file.suffix not in _SUFFIXES:
                 raise ValueError(f"{file} does not belong to an unfinished store; move it away")

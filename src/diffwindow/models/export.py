@@ -99,12 +99,12 @@ def export(model: Translator) -> Exported:
     """Export both graphs for any number of sentences, hypotheses and tokens."""
     source, tokens = torch.full((2, 5), 4), torch.full((2, 3), 4)
     mask = torch.ones_like(source, dtype=torch.bool)
-    memory = EncoderGraph(model)(source, mask)
     prefix = tuple(x.new_zeros(2, 3, 4, x.shape[-1]) for x in empty_prefix(model, tokens))
     s, n, w, t = Dim("sentences"), Dim("source_length"), Dim("hypotheses"), Dim("prefix_length")
     by_source, by_prefix = {0: s, 1: n}, {0: s, 1: w, 2: t}
-    step_shapes = ({0: s, 1: w}, by_source, (by_source,) * len(memory), (by_prefix,) * len(prefix))
+    step_shapes = ({0: s, 1: w}, by_source, (by_source,) * len(prefix), (by_prefix,) * len(prefix))
     with _portable(model):
+        memory = EncoderGraph(model)(source, mask)
         encoder = torch.export.export(
             EncoderGraph(model), (source, mask), dynamic_shapes=(by_source, by_source), strict=False
         )
@@ -143,13 +143,19 @@ def _write(program: ExportedProgram, path: Path, inputs: list[str], outputs: lis
 
 @contextmanager
 def _portable(model: Translator) -> Iterator[None]:
-    """Let windows run in plain PyTorch meanwhile: no graph can hold a kernel made for this machine."""
+    """Let windows run in plain PyTorch meanwhile, without dropout.
+
+    No graph can hold a kernel made for this machine, and a translation takes no chances.
+    """
     windows = [module for module in model.modules() if isinstance(module, WindowAttention)]
     before = [(window, window.impl) for window in windows]
+    training = model.training
     try:
+        model.eval()
         for window in windows:
             window.impl = "reference"
         yield
     finally:
+        model.train(training)
         for window, impl in before:
             window.impl = impl

@@ -45,7 +45,7 @@ class PretrainedModel(nn.Module, Generic[C]):
     def from_pretrained(cls: type[M], folder: Folder) -> M:
         """Make the model that a folder holds, ready to decode; a folder that does not fit is a ValueError."""
         path = Path(folder)
-        fields = _read_json(path / CONFIG)
+        fields = read_fields(path)
         config = _as_config(cls.config_class, fields, path / CONFIG)
         tensors, saved_with = read_weights(path / WEIGHTS)
         if saved_with is not None:
@@ -95,7 +95,9 @@ def _write_model(folder: Path, tensors: Mapping[str, Tensor], config: str) -> No
     flush(folder)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_fields(folder: Path) -> dict[str, Any]:
+    """Read the fields of a model folder's config."""
+    path = folder / CONFIG
     try:
         return _parse_json(path.read_text(encoding="utf-8"), path)
     except FileNotFoundError:

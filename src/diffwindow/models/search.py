@@ -125,6 +125,8 @@ def search(
             state.select(kept, parents)
         sentences, limits = sentences[kept], limits[kept]
         prefixes = torch.cat([prefixes[kept[:, None], parents], tokens[..., None]], dim=-1)
+    if not all(done.hypotheses for done in results):
+        raise ValueError("the model gives no output a probability: its weights or inputs are not finite")
     return [done.best() for done in results]
 
 

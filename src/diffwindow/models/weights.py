@@ -64,7 +64,8 @@ def average_weights(paths: Sequence[Path]) -> tuple[dict[str, Tensor], str | Non
 def last_checkpoints(folder: Path, count: int) -> list[Path]:
     """Give the weight files of the `count` last checkpoints in a folder, oldest first.
 
-    Checkpoints are folders with weights, or weight files; the last number in a name, the update, orders them.
+    Checkpoints are folders with weights, or weight files; the number at the end of a name, the update, orders
+    them. What has another ending, as a folder that was put aside has, is not one.
     """
     found = [path / WEIGHTS for path in folder.glob("*") if (path / WEIGHTS).is_file()]
     found += [path for path in folder.glob("*.safetensors") if path.name != WEIGHTS]
@@ -78,8 +79,9 @@ def last_checkpoints(folder: Path, count: int) -> list[Path]:
 
 
 def _update(folder: Path, path: Path) -> int:
-    numbers = re.findall(r"\d+", path.relative_to(folder).parts[0])
-    return int(numbers[-1]) if numbers else -1
+    name = path.relative_to(folder).parts[0].removesuffix(".safetensors")
+    number = re.search(r"\d+$", name)
+    return int(number[0]) if number else -1
 
 
 def _summand(path: Path, file: Any, name: str) -> Tensor:

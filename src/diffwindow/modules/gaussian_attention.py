@@ -1,5 +1,6 @@
 """GaussianAttention: Luong's local-p, cross-attention around a predicted source position."""
 
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
@@ -28,7 +29,8 @@ class GaussianAttention(StackedAttention):
         view: View = EVERYTHING,
     ) -> Float[Tensor, "b q d"]:
         """Attend with projected queries and keys; the view's mask tells how long each source is."""
-        weights = self.maps(queries, keys, view)
+        # the Gaussian multiplies each weight, so it is the same before it or after
+        weights = F.dropout(self.maps(queries, keys, view), self._active_dropout())
         _, v = self._key_heads(keys)
         return self._merge_heads(functional.attend(weights, v))
 
@@ -38,7 +40,7 @@ class GaussianAttention(StackedAttention):
         keys: Float[Tensor, "b k keys"],
         view: View = EVERYTHING,
     ) -> Float[Tensor, "b h q k"]:
-        """Give the weights of `attend`."""
+        """Give the weights of `attend`, without dropout."""
         (q,) = self._query_heads(queries)
         k, _ = self._key_heads(keys)
         count, position = real_positions(queries, keys.shape[1], view.attn_mask)
@@ -50,5 +52,4 @@ class GaussianAttention(StackedAttention):
             functional.scores(q, k),
             (-distance.square() / (2 * (self.size / 2) ** 2)).exp(),
             mask=near if visible is None else near & visible,
-            dropout_p=self._active_dropout(),
         )

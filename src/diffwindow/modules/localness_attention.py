@@ -27,6 +27,7 @@ class LocalnessAttention(GlobalAttention):
         """Give the logarithm of each query's Gaussian."""
         count, position = real_positions(queries, num_keys, attn_mask)
         centre, window = self.pointer(queries)
-        deviation = count * window / 2
+        # a sequence of padding alone, whose weights are zero anyway, must not divide zero by zero
+        deviation = count.clamp(min=1) * window / 2
         bias: Tensor = -(position - count * centre).square() / (2 * deviation.square())
         return bias.to(queries.dtype)

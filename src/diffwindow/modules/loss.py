@@ -36,6 +36,9 @@ def token_loss(
     """
     real = targets != PAD
     kept, labels = hidden[real], targets[real]
+    if not torch.is_grad_enabled():
+        # a function of autograd does not see that nobody will ask for gradients
+        kept, weight = kept.detach(), weight.detach()
     total, nll = _ChunkedCrossEntropy.apply(kept, weight, labels, label_smoothing, chunk_size)
     return TokenLoss(total, nll.detach(), labels.numel())
 

@@ -31,7 +31,12 @@ def first_visible_key(key_padding_mask: Tensor | None) -> Int[Tensor, " b"] | No
     """
     if key_padding_mask is None:
         return None
-    return (~hidden("key_padding_mask", key_padding_mask)).long().argmax(-1)
+    return first_true(~hidden("key_padding_mask", key_padding_mask))
+
+
+def first_true(mask: Bool[Tensor, "b n"]) -> Int[Tensor, " b"]:
+    """Give the first True of each row; 0 if there is none, or no column at all."""
+    return mask.long().argmax(-1) if mask.shape[-1] else mask.new_zeros(mask.shape[0], dtype=torch.long)
 
 
 def hidden(name: str, mask: Tensor) -> Bool[Tensor, "..."]:

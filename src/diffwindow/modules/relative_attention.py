@@ -33,7 +33,7 @@ class RelativeAttention(StackedAttention):
         view: View = EVERYTHING,
     ) -> Float[Tensor, "b q d"]:
         """Attend with projected queries and keys, the queries being the last of the keys."""
-        weights = self.maps(queries, keys, view)
+        weights = F.dropout(self.maps(queries, keys, view), self._active_dropout())
         _, v = self._key_heads(keys)
         # The weight that a query gives to each distance, which is what the value table's rows get.
         by_distance = weights.new_zeros(*weights.shape[:3], 2 * self.size + 1)
@@ -48,15 +48,14 @@ class RelativeAttention(StackedAttention):
         keys: Float[Tensor, "b k keys"],
         view: View = EVERYTHING,
     ) -> Float[Tensor, "b h q k"]:
-        """Give the weights of `attend`."""
+        """Give the weights of `attend`, without dropout."""
         (q,) = self._query_heads(queries)
         k, _ = self._key_heads(keys)
         scores = functional.scores(q, k)
         by_distance = functional.scores(q, self.key_table.expand(*q.shape[:2], -1, -1))
         scores = scores + by_distance.gather(-1, self._rows(queries, keys).expand_as(scores))
         visible = view.visible(q, k)
-        weights = functional.masked_softmax(scores, visible)
-        return F.dropout(weights, self._active_dropout(), training=self.training)
+        return functional.masked_softmax(scores, visible)
 
     def _rows(self, queries: Tensor, keys: Tensor) -> Int[Tensor, "q k"]:
         """Give the table row of each pair of query and key."""

@@ -110,7 +110,7 @@ class StackedAttention(nn.Module):
         keys: Float[Tensor, "b k keys"],
         view: View = EVERYTHING,
     ) -> Maps:
-        """Give what `attend` does with these arguments: its weights and, where it has one, its window."""
+        """Give what `attend` does with these arguments, but without dropout: weights and, if any, window."""
         raise NotImplementedError
 
     def _project_rows(self, x: Tensor, first: int, last: int) -> Tensor:

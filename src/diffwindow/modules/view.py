@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from diffwindow import ops
+from diffwindow.modules.masks import first_true
 
 
 class View(NamedTuple):
@@ -48,4 +49,4 @@ def padded_view(mask: Bool[Tensor, "b n"] | None, *, is_causal: bool = False) ->
     """
     if mask is None:
         return View(is_causal=is_causal)
-    return View(mask[:, None, None, :], is_causal, mask.long().argmax(-1))
+    return View(mask[:, None, None, :], is_causal, first_true(mask))

@@ -3,6 +3,8 @@
 from functools import partial
 from typing import Literal, get_args
 
+import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
@@ -24,7 +26,6 @@ class WindowAttention(StackedAttention):
     whole, so pointers start near uniform; biases start at zero. `boundary_dim`, the head width of the left
     and right pairs, is that of the others unless a smaller one is given.
 
-    >>> import torch
     >>> attention = WindowAttention(16, num_heads=2, window="multiplicative", segment_size=5)
     >>> x = torch.randn(3, 7, 16)
     >>> output, weights = attention(x, x, x)
@@ -41,15 +42,17 @@ class WindowAttention(StackedAttention):
         self,
         embed_dim: int,
         num_heads: int,
+        dropout: float = 0.0,
+        bias: bool = True,
         *,
         window: Window = "additive",
         segment_size: int = 1,
         expectation: Expectation = "paper",
         boundary_dim: int | None = None,
-        dropout: float = 0.0,
-        bias: bool = True,
         batch_first: bool = True,
         impl: ops.Impl = "auto",
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         ops.check_choice("window", window, WINDOWS)
         ops.check_choice("expectation", expectation, EXPECTATIONS)
@@ -69,6 +72,7 @@ class WindowAttention(StackedAttention):
         self.boundary_dim = boundary_dim
         self.batch_first = batch_first
         self.impl: ops.Impl = impl
+        self.to(device=device, dtype=dtype)
 
     def forward(
         self,
@@ -93,9 +97,10 @@ class WindowAttention(StackedAttention):
         view = self._view(query, key, key_padding_mask, attn_mask, is_causal=is_causal, batched=batched)
         weights = None
         if need_weights:
-            maps = self.maps(queries, keys, view)
-            output = self._merge_heads(functional.attend(maps.weights, self._key_heads(keys)[-1]))
-            weights = maps.weights.mean(1) if average_attn_weights else maps.weights
+            # a multiplicative window multiplies each weight, so dropout is the same before it or after
+            used = F.dropout(self.maps(queries, keys, view).weights, self._active_dropout())
+            output = self._merge_heads(functional.attend(used, self._key_heads(keys)[-1]))
+            weights = used.mean(1) if average_attn_weights else used
             weights = weights if batched else weights.squeeze(0)
         else:
             output = self.attend(queries, keys, view)
@@ -112,9 +117,8 @@ class WindowAttention(StackedAttention):
         attn_mask: Tensor | None = None,
         is_causal: bool = False,
     ) -> ops.WindowMaps:
-        """Give the weights, the window and both boundary distributions, each `[b h q k]`.
+        """Give the weights without dropout, the window and both boundary distributions, each `[b h q k]`.
 
-        >>> import torch
         >>> attention, x = WindowAttention(16, num_heads=2), torch.randn(3, 7, 16)
         >>> attention.inspect(x, x).window.shape
         torch.Size([3, 2, 7, 7])
@@ -154,7 +158,7 @@ class WindowAttention(StackedAttention):
         keys: Float[Tensor, "b k keys"],
         view: View = EVERYTHING,
     ) -> ops.WindowMaps:
-        """Give what `attend` does with these arguments to each pair of query and key."""
+        """Give what `attend` does with these arguments to each pair of query and key, without dropout."""
         q, q_left, q_right, *q_local = self._query_heads(queries)
         k, k_left, k_right, *k_local, _ = self._key_heads(keys)
         return ops.window_maps(
@@ -165,7 +169,6 @@ class WindowAttention(StackedAttention):
             **view._asdict(),
             segment_size=self.segment_size,
             expectation=self.expectation,
-            dropout_p=self._active_dropout(),
         )
 
     @property

@@ -29,7 +29,7 @@ def recipe(setting: Setting, data: Path | None) -> Recipe:
     if setting.kept == 1000:
         return found
     splits = found.splits | {"train": _kept(found.splits["train"], TASKS[found.task][0], setting.kept)}
-    return replace(found, splits=splits)
+    return replace(found, splits=splits, variant=found.variant | {"kept": setting.kept})
 
 
 def _kept(source: Source, field: str, thousandths: int) -> Source:

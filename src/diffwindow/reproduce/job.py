@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import time
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from diffwindow.files import write_json
+from diffwindow.files import read_json, write_json
 from diffwindow.reproduce.setting import Setting
 from diffwindow.reproduce.table import Column, Row
 
@@ -43,7 +42,7 @@ def result_of(job: Job) -> Result | None:
     path = job.folder / RESULT
     if not path.is_file():
         return None
-    result: Result = json.loads(path.read_text(encoding="utf-8"))
+    result: Result = read_json(path)
     asked = list(settings_of(job))
     if result["settings"] != asked:
         found = " ".join(result["settings"])

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import ClassVar, cast
 
 import numpy as np
 import torch
@@ -39,6 +39,7 @@ class Predictions:
 class Classification:
     """A labelled corpus and the model that classifies it; only the first `max_length` tokens are read."""
 
+    metrics: ClassVar[tuple[str, ...]] = ("loss", "accuracy")
     store: Store
     config: ClassifierConfig
     label_smoothing: float = 0.0

@@ -1,13 +1,12 @@
 """The folder of a trained model: weights, config and tokenizer, and `task.json`, how it reads a corpus."""
 
-import json
 from pathlib import Path
 from typing import Any, cast
 
 from torch import nn
 
 from diffwindow.data.store import Store
-from diffwindow.files import write_json
+from diffwindow.files import read_json, write_json
 from diffwindow.models.pretrained import PretrainedModel
 from diffwindow.tasks.task import TaskOptions
 
@@ -25,13 +24,13 @@ def save_folder(model: nn.Module, store: Store, options: TaskOptions, folder: Pa
 def read_record(folder: Path) -> tuple[TaskOptions, str, dict[str, str]]:
     """Read a folder's options, the name of its corpus, and its languages by field where Moses tokenises.
 
-    A folder without the file, as an average of checkpoints is, has that of `model` beside it or the defaults.
+    A folder without the file, as `save_pretrained` leaves it, has the defaults.
     """
-    for path in (folder / TASK, folder.parent / "model" / TASK):
-        if path.is_file():
-            try:
-                record = json.loads(path.read_text(encoding="utf-8"))
-                return TaskOptions(**record["options"]), str(record["corpus"]), dict(record["moses"])
-            except (ValueError, KeyError, TypeError) as error:
-                raise ValueError(f"{path} is damaged ({error}); save the model again") from None
-    return TaskOptions(), "", {}
+    path = folder / TASK
+    if not path.is_file():
+        return TaskOptions(), "", {}
+    record = read_json(path)
+    try:
+        return TaskOptions(**record["options"]), str(record["corpus"]), dict(record["moses"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is damaged ({error}); save the model again") from None

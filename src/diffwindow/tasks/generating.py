@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
-from diffwindow.data.tokenizer import BOS, Tokenizer
+from diffwindow.data.moses import moses_detokenizer, moses_tokenizer
+from diffwindow.data.tokenizer import BOS, EOS, Tokenizer
 from diffwindow.models.beam import greedy_search
 from diffwindow.models.language_model import LanguageModel
 from diffwindow.models.sampling import sample
@@ -23,13 +24,31 @@ class Sampling:
     top_p: float = 1.0
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        if self.temperature == 0 and self.samples > 1:
+            raise ValueError(f"temperature=0 has one continuation, not samples={self.samples}")
 
-def continuations(model: LanguageModel, tokenizer: Tokenizer, prompt: str, sampling: Sampling) -> list[str]:
-    """Give texts that begin with the prompt, likeliest first."""
-    ids = tokenizer.encode(prompt)
+
+def continuations(
+    model: LanguageModel,
+    tokenizer: Tokenizer,
+    prompt: str,
+    sampling: Sampling,
+    *,
+    moses: str | None = None,
+    running_text: bool = False,
+) -> list[str]:
+    """Give texts that begin with the prompt, likeliest first.
+
+    `moses` is the language that Moses tokenises first, if any. A model of `running_text`, trained on blocks,
+    knows the end of a line as what comes before the next one; others know a beginning.
+    """
+    before, after = (moses_tokenizer(moses), moses_detokenizer(moses)) if moses else (str, str)
+    ids = tokenizer.encode(before(prompt))
+    opening = EOS if running_text else BOS
     with evaluating(model) as device:
         start = continuation_start(
-            model, torch.tensor([[BOS, *ids]], device=device), limit=sampling.max_tokens
+            model, torch.tensor([[opening, *ids]], device=device), limit=sampling.max_tokens
         )
         if sampling.temperature == 0:
             found = greedy_search(model, start)
@@ -43,4 +62,4 @@ def continuations(model: LanguageModel, tokenizer: Tokenizer, prompt: str, sampl
                 top_k=sampling.top_k,
                 top_p=sampling.top_p,
             )
-    return [tokenizer.decode([*ids, *hypothesis.tokens]) for hypothesis in found]
+    return [after(tokenizer.decode([*ids, *hypothesis.tokens])) for hypothesis in found]

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import ClassVar, cast
 
 import numpy as np
 from jaxtyping import Int
@@ -34,6 +34,7 @@ class LanguageModeling:
     run on in one stream, cut into blocks, and a block's first token is predicted from the one before.
     """
 
+    metrics: ClassVar[tuple[str, ...]] = ("loss", "perplexity")
     store: Store
     config: LanguageModelConfig
     label_smoothing: float = 0.0

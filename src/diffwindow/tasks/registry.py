@@ -46,6 +46,12 @@ def task_of(store: Store, config: ModelConfig, options: TaskOptions | None = Non
             f"the model has a vocabulary of {config.vocab_size:,}, but that of {store.folder} has "
             f"{store.tokenizer.vocab_size:,}; use the corpus that the model was made for"
         )
+    classes = corpus_fields(store).get("num_classes", 0)
+    if isinstance(config, ClassifierConfig) and classes > config.num_classes:
+        raise ValueError(
+            f"the model knows {config.num_classes} classes, but {store.folder} has {classes}; "
+            "use the corpus that the model was made for"
+        )
     given = (options or TaskOptions()).model_dump(
         include=set(TaskOptions.model_fields), exclude_defaults=True
     )

@@ -49,6 +49,10 @@ class Loss(NamedTuple):
 class Task(Protocol[B]):
     """A corpus and a model for it: everything between an index of an example and a number to minimise."""
 
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Name what `validate` gives."""
+
     def build_model(self) -> nn.Module:
         """Make the model, freshly initialised from torch's generator."""
 

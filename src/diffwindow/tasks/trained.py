@@ -1,6 +1,5 @@
 """Trained: a model folder opened for use, whatever kind of model it holds."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -9,7 +8,7 @@ from diffwindow.data.store import Store
 from diffwindow.data.tokenizer import Tokenizer
 from diffwindow.files import sha256_of
 from diffwindow.models.build import MODELS, Model
-from diffwindow.models.pretrained import CONFIG, TOKENIZER
+from diffwindow.models.pretrained import CONFIG, TOKENIZER, read_fields
 from diffwindow.ops import check_choice
 from diffwindow.tasks.folder import read_record
 from diffwindow.tasks.registry import AnyTask, task_of
@@ -31,7 +30,7 @@ class Trained:
     def load(cls, run: Path) -> Self:
         """Open a run folder's final model, or a model folder."""
         folder = model_folder(run)
-        fields = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        fields = read_fields(folder)
         check_choice(f"{folder / CONFIG}: model", fields.get("model"), list(MODELS))
         model: Model = MODELS[fields["model"]].from_pretrained(folder)
         return cls(folder, model, Tokenizer.load(folder / TOKENIZER), *read_record(folder))

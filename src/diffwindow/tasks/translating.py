@@ -84,11 +84,18 @@ def text_translator(
     return speak
 
 
-def cut(ids: Sequence[int], tokens: Sequence[str], max_length: int) -> list[list[int]]:
+def cut(
+    ids: Sequence[int],
+    tokens: Sequence[str],
+    max_length: int,
+    *,
+    is_text: Callable[[Sequence[int]], bool] = lambda _: True,
+) -> list[list[int]]:
     """Cut a sentence into pieces of at most `max_length` tokens: after punctuation, else between words.
 
     Of the places in the latter half of a piece the last one that ends a sentence is taken, then the last one
-    between words; a word longer than a piece is cut where the piece is full. An empty sentence has no piece.
+    between words; a word longer than a piece is cut where the piece is full, or before it if only there the
+    piece `is_text` and not part of a character. An empty sentence has no piece.
 
     >>> cut([4, 5, 6, 7, 8], ["the", "key", ".", "the", "keys"], 4)
     [[4, 5, 6], [7, 8]]
@@ -100,7 +107,8 @@ def cut(ids: Sequence[int], tokens: Sequence[str], max_length: int) -> list[list
         places = range(start + max_length, start + max_length // 2, -1)
         between = [place for place in places if not tokens[place - 1].endswith("@@")]
         ends = [place for place in between if tokens[place - 1].endswith(_SENTENCE_ENDS)]
-        stop = (ends or between or [start + max_length])[0]
+        inside = (place for place in places if is_text(ids[start:place]))
+        stop = (ends or between or [next(inside, start + max_length)])[0]
         pieces.append(list(ids[start:stop]))
         start = stop
     return [*pieces, list(ids[start:])] if start < len(ids) else pieces
@@ -109,9 +117,17 @@ def cut(ids: Sequence[int], tokens: Sequence[str], max_length: int) -> list[list
 def _pieces(source: Sequence[int], tokenizer: Tokenizer, max_length: int) -> list[list[int]]:
     if len(source) <= max_length:
         return [list(source)] if len(source) else []
-    first, *rest = cut(source, tokenizer.tokens(source), max_length)
-    # a piece starts as a sentence does, without the space before its first word
-    return [first, *(tokenizer.encode(tokenizer.decode(piece).strip()) for piece in rest)]
+
+    def is_text(ids: Sequence[int]) -> bool:
+        return not tokenizer.decode(ids).endswith("\N{REPLACEMENT CHARACTER}")
+
+    def opened(piece: list[int]) -> list[int]:
+        """Start as a sentence does, without the space before its first word."""
+        text = tokenizer.decode(piece)
+        return tokenizer.encode(text.strip()) if text[:1].isspace() else piece
+
+    first, *rest = cut(source, tokenizer.tokens(source), max_length, is_text=is_text)
+    return [first, *map(opened, rest)]
 
 
 def _decode(

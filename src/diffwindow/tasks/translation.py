@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import ClassVar, cast
 
 import numpy as np
 from jaxtyping import Int
@@ -31,6 +31,7 @@ class TranslationBatch(TensorBatch):
 class Translation:
     """A parallel corpus and the model that translates it."""
 
+    metrics: ClassVar[tuple[str, ...]] = ("loss", "nll", "perplexity")
     store: Store
     config: TranslatorConfig
     label_smoothing: float = 0.0

@@ -38,9 +38,13 @@ class WindowFit:
 
 
 def has_gold_windows(task: Classification) -> bool:
-    """Say whether a corpus knows where to look; its positions count words, so tokens must be words."""
+    """Say whether a corpus knows where to look; its positions count words, so tokens must be words.
+
+    A model that reads only the beginning of a text may not see the place.
+    """
     columns = next(iter(task.store.splits.values())).columns
-    return task.store.tokenizer.kind == "words" and all(name in columns for name in GOLD_COLUMNS)
+    whole = task.store.tokenizer.kind == "words" and task.max_length is None
+    return whole and all(name in columns for name in GOLD_COLUMNS)
 
 
 def window_fits(task: Classification, model: Classifier, split: str) -> list[WindowFit]:

@@ -7,13 +7,16 @@ from pathlib import Path
 from diffwindow.files import write_atomically
 from diffwindow.models.pretrained import average_pretrained
 from diffwindow.tasks.folder import TASK
-from diffwindow.training.checkpoint import verify
+from diffwindow.training.checkpoint import MANIFEST, verify, write_checkpoint
 from diffwindow.training.run import Run
 from diffwindow.training.shelf import Shelf
 
 
 def average_run(folder: Path, last: int, target: Path) -> list[int]:
-    """Write the average of a run's last checkpoints, each verified first; give their updates."""
+    """Write the average of a run's last checkpoints, each verified first; give their updates.
+
+    It takes the place of a model that is at `target` already.
+    """
     run = Run.open(folder)
     shelf = Shelf(folder / "checkpoints")
     updates = shelf.scheduled(run.config.train.save_every)
@@ -22,9 +25,16 @@ def average_run(folder: Path, last: int, target: Path) -> list[int]:
             f"{folder} has {len(updates)} checkpoints, not {last}; lower --last, or train with a greater "
             "train.keep_last"
         )
-    for update in updates[-last:]:
-        verify(shelf.path(update))
-    average_pretrained([shelf.path(update) for update in updates[-last:]], target)
-    # how the model reads a corpus is no weight, and comes along as it is
-    write_atomically(target / TASK, (shelf.path(updates[-1]) / TASK).read_bytes())
+    if target.exists() and not (target / MANIFEST).is_file() and any(target.iterdir()):
+        raise ValueError(f"{target} holds something else than a model of a run; choose another --out")
+    chosen = [shelf.path(update) for update in updates[-last:]]
+    for path in chosen:
+        verify(path)
+
+    def save(folder: Path) -> None:
+        average_pretrained(chosen, folder)
+        # how the model reads a corpus is no weight, and comes along as it is
+        write_atomically(folder / TASK, (chosen[-1] / TASK).read_bytes())
+
+    write_checkpoint(target, save, {}, {"updates": updates[-last:]})
     return updates[-last:]

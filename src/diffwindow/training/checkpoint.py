@@ -25,6 +25,10 @@ class CheckpointError(ValueError):
     """A checkpoint that is not as it was written."""
 
 
+class FormatError(ValueError):
+    """A checkpoint of another version, which may be as good as any."""
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """An opened, verified checkpoint: the model's weights, the loop's tensors, its plain state."""
@@ -84,7 +88,10 @@ def verify(folder: Path) -> dict[str, Any]:
     if said != _digest(manifest):
         raise CheckpointError(f"{path} is damaged")
     if version != FORMAT:
-        raise CheckpointError(f"{folder} has format {version}, this version reads {FORMAT}")
+        raise FormatError(
+            f"{folder} has format {version}, but this version of diffwindow reads {FORMAT}; "
+            "go on with the version that wrote it"
+        )
     for name, expected in files.items():
         if not (folder / name).is_file():
             raise CheckpointError(f"{folder / name} is missing")

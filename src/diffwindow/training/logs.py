@@ -90,10 +90,16 @@ class Journal:
 
 
 def _end_of(path: Path, update: int) -> int:
-    """Give the position after the last record of an update or one before it."""
+    """Give the position after the last record of an update or one before it.
+
+    Timings are not flushed to disk as the log is: what a power cut left of them is cut off.
+    """
     end = 0
     for line in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
-        if not line.endswith(b"\n") or json.loads(line)["update"] > update:
+        try:
+            if not line.endswith(b"\n") or json.loads(line)["update"] > update:
+                break
+        except (ValueError, KeyError, TypeError):
             break
         end += len(line)
     return end

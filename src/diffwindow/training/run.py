@@ -16,7 +16,7 @@ import diffwindow
 from diffwindow.data.corpora import generated, recipe_of
 from diffwindow.data.prepare import Progress, prepare, quiet
 from diffwindow.data.store import Store
-from diffwindow.files import write_json
+from diffwindow.files import read_json, write_json
 from diffwindow.tasks.registry import AnyTask, model_config, task_of
 from diffwindow.training.config import Config
 from diffwindow.training.settings import RUN_CONFIG as CONFIG
@@ -46,11 +46,7 @@ class Run:
         path = folder / CONFIG
         if not path.is_file():
             raise ValueError(f"{folder} is not a run folder (no {CONFIG}); `diffwindow train` makes one")
-        try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ValueError(f"{path} is damaged: {error}") from None
-        return cls(folder, read_config(values, str(path)))
+        return cls(folder, read_config(read_json(path), str(path)))
 
     @classmethod
     def start(cls, folder: Path, config: Config, *, resume: bool) -> Self:
@@ -104,9 +100,9 @@ class Run:
         path = self.folder / ORIGIN
         corpus = corpus_hashes(store)
         if path.exists():
-            before = json.loads(path.read_text(encoding="utf-8"))["corpus"]
+            before = read_json(path).get("corpus", {})
             for name, what in (("tokenizer", "vocabulary"), ("splits", "text")):
-                if before[name] != corpus[name]:
+                if before.get(name) != corpus[name]:
                     raise ValueError(
                         f"{store.folder} has another {what} than the corpus that {self.folder} was trained "
                         "on; give --data the same corpus, or choose another --out"

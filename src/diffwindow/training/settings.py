@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from diffwindow.files import read_json
 from diffwindow.tasks.registry import TASKS
 from diffwindow.training.config import Config
 from diffwindow.training.presets import preset
@@ -73,9 +73,7 @@ def _base(source: str) -> Layers:
     if source.endswith((".yaml", ".yml")):
         return _from_file(Path(source))
     saved = Path(source) / RUN_CONFIG
-    return (
-        Layers(json.loads(saved.read_text(encoding="utf-8"))) if saved.is_file() else Layers(preset(source))
-    )
+    return Layers(read_json(saved)) if saved.is_file() else Layers(preset(source))
 
 
 def _scalar(text: str, whole: str) -> Any:
@@ -88,17 +86,16 @@ def _scalar(text: str, whole: str) -> Any:
 def _from_file(path: Path) -> Layers:
     """Read a YAML file; its `preset` key, if any, names what it changes."""
     try:
-        text = path.read_text(encoding="utf-8")
-        root = yaml.compose(text)
+        root = yaml.compose(path.read_text(encoding="utf-8"))
+        leaves = list(_leaves(root, ())) if isinstance(root, yaml.MappingNode) else None
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}") from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f"{path}:{mark.line + 1}" if mark else str(path)
         raise ValueError(f"{place}: not valid YAML: {getattr(error, 'problem', error)}") from None
-    if not isinstance(root, yaml.MappingNode):
+    if leaves is None:
         raise ValueError(f"{path}: settings are sections of `key: value`, as in train:\\n  max_updates: 100")
-    leaves = list(_leaves(root, ()))
     base = next((str(value) for said, value, _ in leaves if said == ("preset",)), None)
     layers = Layers(preset(base) if base else {"name": path.stem})
     for said, value, line in leaves:
@@ -125,11 +122,13 @@ def _checked(layers: Layers) -> Config:
     _, model_config = TASKS[config.task.kind]
     try:
         # the corpus decides the vocabulary; any number shows whether the rest fits together
-        model_config.read({"vocab_size": 4, **config.model_settings})
+        read = model_config.read({"vocab_size": 4, **config.model_settings})
     except ValueError as error:
         said = ("attention",) if ("attention",) in layers.places else ("model",)
         raise ValueError(f"{layers.place(said)}: {error}") from None
-    return config
+    # as the model has them, so that a run which goes on knows Enc(AW, Seg) for Enc(AW,Seg)
+    model = {name: getattr(read, name) for name in config.model}
+    return config.model_copy(update={"attention": read.attention, "model": model})
 
 
 def _sentence(error: ValidationError, layers: Layers) -> str:

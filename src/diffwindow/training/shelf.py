@@ -48,16 +48,28 @@ class Shelf:
         write_checkpoint(self.path(update), save_model, tensors, state)
 
     def newest(self, tell: Tell) -> Checkpoint | None:
-        """Read the newest good checkpoint; a damaged one is reported, put aside, and the one before used."""
+        """Read the newest good checkpoint; damaged ones after it are reported and put aside.
+
+        None is good: that is an error, and all stay where they are. None is there: a run begins.
+        """
+        damaged: list[tuple[Path, CheckpointError]] = []
         for update in reversed(self.updates()):
-            path = self.path(update)
             try:
-                return read_checkpoint(path)
+                found = read_checkpoint(self.path(update))
             except CheckpointError as error:
+                damaged.append((self.path(update), error))
+                continue
+            for path, problem in damaged:
                 aside = path.with_name(f"{path.name}.damaged")
                 shutil.rmtree(aside, ignore_errors=True)
                 path.rename(aside)
-                tell(f"{error}; put aside as {aside.name}, trying the checkpoint before")
+                tell(f"{problem}; put aside as {aside.name}, going on from one before it")
+            return found
+        if damaged:
+            raise CheckpointError(
+                f"{damaged[0][1]}, and {self.folder} has no good checkpoint; restore one, or remove "
+                "the folder to begin again"
+            )
         return None
 
     def scheduled(self, every: int) -> list[int]:

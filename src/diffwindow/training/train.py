@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from diffwindow.data.prepare import Progress, quiet
+from diffwindow.files import locked
 from diffwindow.tasks.task import Task
 from diffwindow.training.config import Config
 from diffwindow.training.distributed import World, connected
@@ -20,15 +21,25 @@ from diffwindow.training.screen import Screen, Silent, Terminal
 from diffwindow.training.trainer import Trainer
 
 
-def train(config: Config, folder: Path, *, resume: bool = True, progress: Progress = quiet) -> Path:
-    """Run an experiment in a folder, from where it stands, and give the folder of the final model."""
-    with connected(config.train.device) as world, _shown(world, config.train.max_updates) as screen:
+def train(
+    config: Config,
+    folder: Path,
+    *,
+    resume: bool = True,
+    progress: AbstractContextManager[Progress] | None = None,
+) -> Path:
+    """Run an experiment in a folder, from where it stands, and give the folder of the final model.
+
+    `progress` shows the preparation of the corpus, if there is any; it ends before the training shows itself.
+    """
+    with connected(config.train.device) as world, _owned(world, folder):
         # said before a long preparation, not after
         pick_precision(config.train.precision, world.device)
         # the first process makes what the others open
         if world.main:
             run = Run.start(folder, config, resume=resume)
-            run.prepare_store(progress=progress)
+            with progress or nullcontext(quiet) as report:
+                run.prepare_store(progress=report)
         world.wait()
         run = Run(folder, config)
         store = run.open_store()
@@ -36,7 +47,19 @@ def train(config: Config, folder: Path, *, resume: bool = True, progress: Progre
             run.check_origin(store)
         _reproducible(config, world)
         task: Task[Any] = run.task(store)
-        return Trainer(task, config.train, folder, world, screen).fit()
+        with _shown(world, config.train.max_updates) as screen:
+            return Trainer(task, config.train, folder, world, screen).fit()
+
+
+@contextmanager
+def _owned(world: World, folder: Path) -> Iterator[None]:
+    """Keep the run folder from other runs: they would remove each other's files."""
+    if not world.main:
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder):
+        yield
 
 
 @contextmanager

@@ -34,6 +34,8 @@ from diffwindow.training.state import TrainState, load_weights, restored
 from diffwindow.training.updater import Updater
 
 MODEL = "model"
+# a run that leaves out this many updates in a row learns nothing any more
+MAX_SKIPPED = 100
 # on a GPU, asking all processes whether a signal came waits for the device
 ASK_EVERY = {"cpu": 1}
 
@@ -54,6 +56,7 @@ class Trainer(Generic[B]):
         self._screen = screen
         self._shelf = Shelf(folder / "checkpoints")
         self._best_shelf = Shelf(folder / "best")
+        _check_validation(task, config)
         seed_everything(config.seed)
         self._updater = Updater(task, task.build_model().to(world.device), config, world)
         self._sampler = TokenBatches(
@@ -66,7 +69,10 @@ class Trainer(Generic[B]):
         self._state = TrainState(self._sampler.state())
         # only rank 0 has one
         self._journal: Journal | None = None
+        # when the last log was, and how many updates and skipped ones there were since
         self._clock = 0.0
+        self._since = 0
+        self._skipped_in_a_row = 0
 
     @property
     def _model(self) -> nn.Module:
@@ -83,6 +89,11 @@ class Trainer(Generic[B]):
         """Train to the end, from the newest checkpoint if there is one; give the final model's folder."""
         with explained(self._config.max_tokens, self._shelf.last_good), catching_signals() as stop:
             position = self._restore()
+            if dropped := self._sampler.dropped:
+                self._screen.tell(
+                    f"{dropped:,} training examples are longer than train.max_tokens="
+                    f"{self._config.max_tokens} and are left out"
+                )
             if self._world.main:
                 self._journal = Journal(self._folder, position, self._state.update)
             try:
@@ -122,6 +133,13 @@ class Trainer(Generic[B]):
         state.update, state.batches = update, step.state
         state.skipped += outcome.skipped
         state.pending.append(outcome)
+        self._since += 1
+        self._skipped_in_a_row = self._skipped_in_a_row + 1 if outcome.skipped else 0
+        if self._skipped_in_a_row == MAX_SKIPPED:
+            raise TrainingError(
+                f"the last {MAX_SKIPPED} updates were all bad and left out; lower train.lr; "
+                f"{self._shelf.last_good()}"
+            )
         self._screen.advance(update)
         if logging:
             self._log()
@@ -166,7 +184,8 @@ class Trainer(Generic[B]):
         self._journal.train(update, record)
         now = time.perf_counter()
         seconds, self._clock = now - self._clock, now
-        speed = {"updates_per_s": self._config.log_every / seconds, "units_per_s": units / seconds}
+        speed = {"updates_per_s": self._since / seconds, "units_per_s": units / seconds}
+        self._since = 0
         self._journal.timing(update, {"seconds": seconds, **speed})
         left = (self._config.max_updates - update) / speed["updates_per_s"]
         shown = f"loss {loss:.3f}" if loss is not None else "every update skipped"
@@ -186,10 +205,6 @@ class Trainer(Generic[B]):
         if self._journal is not None:
             started = time.perf_counter()
             metrics = self._task.validate(self._model, "valid")
-            if self._config.watch not in metrics:
-                raise ValueError(
-                    f"train.watch={self._config.watch}: a validation of this task gives {', '.join(metrics)}"
-                )
             value = metrics[self._config.watch]
             self._journal.valid(update, metrics)
             self._screen.tell(f"update {update}: validation {_shown(metrics)}")
@@ -207,6 +222,11 @@ class Trainer(Generic[B]):
         if self._journal is None or self._state.update in self._shelf.updates():
             return
         self._check()
+        if not all(bool(weight.isfinite().all()) for weight in self._model.parameters()):
+            raise TrainingError(
+                f"the weights of update {self._state.update} are not finite; lower train.lr, or set "
+                f"train.clip_norm; {self._shelf.last_good()}"
+            )
         plain = self._state.plain(self._updater)
         plain |= {"log": self._journal.position(), "batches_an_update": self._batches_an_update}
         tensors = self._state.tensors(self._updater)
@@ -264,6 +284,20 @@ class Trainer(Generic[B]):
     def _draw(self) -> None:
         if self._journal is not None:
             draw_curves(read_records(self._folder / LOG), self._folder / CURVES)
+
+
+def _check_validation(task: Task[B], config: TrainConfig) -> None:
+    """Raise what the first validation would, before hours of training."""
+    if not config.valid_every:
+        return
+    try:
+        task.lengths("valid")
+    except ValueError as error:
+        raise ValueError(f"{error}; train without validations with train.valid_every=null") from None
+    if config.watch not in task.metrics:
+        raise ValueError(
+            f"train.watch={config.watch}: a validation of this task gives {', '.join(task.metrics)}"
+        )
 
 
 def _shown(metrics: dict[str, float]) -> str:

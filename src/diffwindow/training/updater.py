@@ -74,7 +74,7 @@ class Updater(Generic[B]):
         outcome = Outcome(update, sums, losses, units, step.rows)
         problem = outcome.check(self._config.max_loss) if self._look_now else None
         norm = None
-        if problem is None and (measure or self._config.clip_norm):
+        if problem is None and (measure or self._config.clip_norm or self._config.on_bad_loss == "skip"):
             norm = self._clip()
             if self._look_now and not self.scaler.is_enabled() and not torch.isfinite(norm):
                 problem = f"the gradients of update {update} are not finite"
