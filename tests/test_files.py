@@ -20,6 +20,8 @@ def test_what_is_not_a_file_is_not_replaced(tmp_path):
         with pytest.raises(ValueError, match="is not a regular file"):
             write_atomically(path, b"new")
     assert (tmp_path / "pipe").is_fifo()
+    with pytest.raises(FileNotFoundError, match=r"no such folder: .*nowhere'"):
+        write_atomically(tmp_path / "nowhere/file", b"new")
 
 
 def test_a_failed_write_leaves_the_old_content(tmp_path):

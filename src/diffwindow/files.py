@@ -20,6 +20,8 @@ def replacing(path: Path) -> Iterator[Path]:
     Where `path` is a link, the file behind it is replaced.
     """
     path = path.resolve()
+    if not path.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "there is no such folder", str(path.parent))
     if path.exists() and not path.is_file():
         raise ValueError(f"{path} is not a regular file; choose another place to write")
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")

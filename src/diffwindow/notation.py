@@ -110,6 +110,8 @@ class Plan:
 
     def attentions(self, role: Role, num_layers: int) -> tuple[Attention, ...]:
         """Give the attention of each layer of a role."""
+        if role not in ROLES:
+            raise ValueError(f"role={role!r} is not one of {', '.join(ROLES)}")
         found = [GLOBAL] * num_layers
         for term in (term for term in self.terms if term.role == role):
             for layer in term.layer_range(num_layers):

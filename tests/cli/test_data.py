@@ -73,6 +73,8 @@ def test_files_that_would_not_be_read_are_refused(run, pair, tmp_path):
     assert (code, "go with --source, not with --tsv" in err) == (2, True)
     code, _, err = run("prepare", *pair, "--valid", tmp_path / "a.tsv", "--out", tmp_path / "store")
     assert (code, "go with --tsv or --text, not with --source" in err) == (2, True)
+    code, _, err = run("prepare", *pair, "--rows", 5, "--out", tmp_path / "store")
+    assert (code, "--rows and --seed are for a generated corpus" in err) == (2, True)
     assert not (tmp_path / "store").exists()
 
 

@@ -146,6 +146,14 @@ def test_other_settings_are_refused(call, run):
     assert "run was started with train.lr=0.002, not 0.5; choose another --out" in said
 
 
+def test_a_run_that_failed_at_once_does_not_keep_its_folder(call):
+    code, said = call("train", "agreement", "--out", "run", *SMALL, *SHORT, "train.watch=bleu")
+    assert (code, "train.watch=bleu" in said) == (2, True)
+    code, said = call("train", "agreement", "--out", "run", *SMALL, *SHORT, "data.rows=99")
+    assert (code, "run was started with data.rows=300" in said) == (2, True)
+    assert call("train", "agreement", "--out", "run", *SMALL, *SHORT)[0] == 0
+
+
 def test_never_resuming_refuses_a_run(call, run):
     code, said = call("train", "agreement", "--out", run, "--resume", "never", *SMALL, *SHORT)
     assert code == 2

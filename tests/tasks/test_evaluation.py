@@ -175,6 +175,9 @@ def test_another_vocabulary_and_damaged_folders_are_refused(agreement_store, reo
     with pytest.raises(ValueError, match="there is no folder"):
         Trained.load(tmp_path / "nowhere")
     (tmp_path / "run/checkpoints").mkdir(parents=True)
+    (tmp_path / "broken/model").mkdir(parents=True)
+    with pytest.raises(ValueError, match=r"broken/model is damaged: it has no config\.json"):
+        Trained.load(tmp_path / "broken")
     with pytest.raises(ValueError, match="has no model yet"):
         Trained.load(tmp_path / "run")
     with pytest.raises(ValueError, match="neither a run folder nor a model folder"):

@@ -46,12 +46,16 @@ def test_flags_win_over_overrides_and_those_over_the_preset():
         ("train.max_updates=many", "train.max_updates='many'"),
         ("train.max_updates=0", "greater than or equal to 1"),
         ("train.final=mean", "'last', 'best' or 'average'"),
-        ("train.keep_last=2", "average_last=5 needs as many checkpoints, but keep_last=2"),
+        ("train.keep_last=2", "train.average_last=5 needs as many checkpoints, but train.keep_last=2"),
         ("train", "is not key=value"),
         ("train.max_updates.x=1", "train.max_updates is a value, not a section"),
         ("model.embed_dims=8", "did you mean 'embed_dim'"),
         ("attention=Enc(XW)", "XW"),
         ("train.lr=[", "not valid YAML"),
+        ("train.betas=[0.9]", "train.betas=[0.9] has too few values"),
+        ("model.attention=Enc(AW)", "set attention=…"),
+        ("model.vocab_size=100", "the corpus decides the vocabulary"),
+        ("attention=Enc(AW,Dim=999)", "wider boundaries than the model's heads"),
     ],
 )
 def test_a_mistake_is_one_sentence_with_its_place(override, message):
@@ -82,7 +86,9 @@ def test_a_file_changes_a_preset(tmp_path):
         ("preset: sst2\nmodel: {embed_dim: 9}\n", "mine.yaml:2: "),
         ("preset: sst2\ntrain:\n\t- 1\n", "mine.yaml:3: not valid YAML"),
         ("- 1\n", "mine.yaml: settings are sections"),
-        ("task: {kind: lm}\ndata: {corpus: lm1b}\n", "the setting 'train' is missing"),
+        ("", "mine.yaml: settings are sections"),
+        ("preset: sst2\ntrain: {lr: !rate 3}\n", "mine.yaml:2: not valid YAML"),
+        ("task: {kind: lm}\ndata: {corpus: lm1b}\n", "mine.yaml: the setting 'train' is missing"),
     ],
 )
 def test_a_mistake_in_a_file_is_named_with_its_line(tmp_path, text, message):
@@ -96,6 +102,24 @@ def test_a_mistake_in_a_file_is_named_with_its_line(tmp_path, text, message):
 def test_a_missing_file_is_one_sentence():
     with pytest.raises(ValueError, match=r"cannot read none.yaml: No such file"):
         resolve("none.yaml")
+
+
+def test_a_mistake_of_several_settings_names_them_and_no_other():
+    with pytest.raises(ValueError, match=r"^train.final=best and train.patience need validations"):
+        resolve("sst2", ["train.max_updates=5", "train.valid_every=null"])
+
+
+def test_settings_are_kept_as_the_model_reads_them():
+    one = resolve("sst2", ["attention=Enc(AW, Seg)", "model.dropout=1e-1"])
+    other = resolve("sst2", ["attention=Enc(AW,Seg=5)", "model.dropout=0.1"])
+    assert one == other
+    assert (one.attention, one.model["dropout"]) == ("Enc(AW,Seg)", 0.1)
+
+
+def test_a_damaged_run_is_named(tmp_path):
+    (tmp_path / "run.json").write_text("{")
+    with pytest.raises(ValueError, match=r"run\.json is damaged"):
+        resolve(str(tmp_path))
 
 
 def test_a_model_field_that_a_run_does_not_name_has_its_default():

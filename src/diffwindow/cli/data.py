@@ -54,7 +54,7 @@ def prepare(
 
     Files may be plain, .gz or .xz. An interrupted run goes on when the same command is given again.
     """
-    from diffwindow.data.corpora import generated, plain_text, recipe_of, tsv_pairs, two_files
+    from diffwindow.data.corpora import GENERATED, generated, plain_text, recipe_of, tsv_pairs, two_files
     from diffwindow.data.recipe import Recipe
 
     chosen = [
@@ -76,6 +76,8 @@ def prepare(
         raise ValueError(f"--target, --valid-… and --test-… go with --source, not with {chosen[0]}")
     if not (tsv or text) and (valid or test):
         raise ValueError(f"--valid and --test go with --tsv or --text, not with {chosen[0]}")
+    if (rows or seed) and corpus not in GENERATED:
+        raise ValueError(f"--rows and --seed are for a generated corpus, one of {', '.join(GENERATED)}")
     if corpus:
         recipe = generated(corpus, seed=seed, rows=rows) or recipe_of(corpus, data)
     elif alone := text or tsv:

@@ -48,7 +48,7 @@ def demo(
     updates: Annotated[int, typer.Option(min=1, help="Updates of each model.")] = UPDATES,
     rows: Annotated[int, typer.Option(min=10, help="Training sentences.")] = ROWS,
 ) -> None:
-    """Train a plain, a multiplicative and an additive window model to agree verbs with subjects; compare.
+    """Train a plain, a multiplicative and an additive window model to make verbs agree; compare.
 
     Takes about two minutes on two cores. The sentences are generated, so the right window is known: from the
     subject phrase to the verb. Nothing is opened; interrupted, the same command goes on.
@@ -74,6 +74,7 @@ def demo(
 
 
 def _train(out: Path, attention: str, *, seed: int, updates: int, rows: int) -> Path:
+    from diffwindow.training.checkpoint import verify
     from diffwindow.training.settings import resolve
     from diffwindow.training.train import train
 
@@ -87,7 +88,9 @@ def _train(out: Path, attention: str, *, seed: int, updates: int, rows: int) -> 
     typer.echo(f"{attention}: {updates} updates", err=True)
     folder = out / attention
     # its corpus is prepared already
-    train(resolve("agreement", (), settings), folder)
+    model = train(resolve("agreement", (), settings), folder)
+    if (found := verify(model)["update"]) != updates:
+        raise ValueError(f"{folder} was trained for {found} updates, not {updates}; choose another --out")
     return folder
 
 

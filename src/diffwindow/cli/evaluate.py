@@ -44,19 +44,22 @@ def evaluate(
     from diffwindow.tasks.evaluation import compare
     from diffwindow.tasks.evaluation import evaluate as evaluated
 
-    def of(folder: Path, stage: str) -> tuple[Trained, Evaluation]:
-        trained = open_trained(folder, device)
-        task = trained.task(store)
+    def scored(folder: Path, trained: Trained, stage: str) -> Evaluation:
         search = search_of(folder, beam=beam, length_penalty=length_penalty)
 
         def report(done: int, total: int) -> None:
             progress(stage, done / total)
 
-        return trained, evaluated(trained, task, split, search, progress=report)
+        return evaluated(trained, trained.task(store), split, search, progress=report)
 
     with interruptible("nothing was scored"), shown() as progress:
         store = open_store(run, data)
-        trained, found = of(run, "translating")
+        trained = open_trained(run, device)
+        other = open_trained(against, device) if against else None
+        # two models that cannot be compared are told so before either is evaluated
+        for model in (trained, other or trained):
+            model.task(store)
+        found = scored(run, trained, "translating")
         report: dict[str, Any] = {
             "run": str(run),
             "corpus": str(store.folder),
@@ -65,8 +68,8 @@ def evaluate(
             "parameters": sum(parameter.numel() for parameter in trained.model.parameters()),
             "metrics": found.metrics,
         }
-        if against is not None:
-            other, found_other = of(against, "translating the other")
+        if against and other:
+            found_other = scored(against, other, "translating the other")
             report["against"] = {
                 "run": str(against),
                 "attention": other.model.config.attention,
@@ -145,7 +148,10 @@ def as_text(report: dict[str, Any]) -> Iterator[str]:
         yield from _metrics(other["metrics"])
         yield "difference, first minus second"
         for name, values in other["comparison"].items():
-            figures = ", ".join(_figure(key, value) for key, value in values.items() if key != "signature")
+            # accuracies are shares, and shown in per cent
+            points = 100 if name == "accuracy" else 1
+            shown = {key: points * value if key == "difference" else value for key, value in values.items()}
+            figures = ", ".join(_figure(key, value) for key, value in shown.items() if key != "signature")
             yield f"  {name:20} {figures}{_signature(values)}"
 
 
@@ -154,7 +160,8 @@ def _metrics(metrics: dict[str, Any]) -> Iterator[str]:
         if name == "by_attractors":
             for count, group in value.items():
                 known = "unknown number of" if count == "-1" else count
-                yield f"  {f'with {known} attractors':20} {_accuracy(group)}"
+                noun = "attractor" if count == "1" else "attractors"
+                yield f"  {f'with {known} {noun}':20} {_accuracy(group)}"
         elif name in RANGES:
             for tokens, group in value.items():
                 yield f"  {f'{RANGES[name]} {tokens}':20} {_accuracy(group)}"
@@ -195,7 +202,7 @@ def shown_p(p: float) -> str:
 def _figure(key: str, value: float) -> str:
     if key == "p":
         return f"p {shown_p(value)}"
-    return f"{key} {value:+.4f}" if key == "difference" else f"{key} {value:.4f}"
+    return f"{key} {value:+.2f}" if key == "difference" else f"{key} {value:.4f}"
 
 
 def _signature(value: dict[str, Any]) -> str:

@@ -38,7 +38,7 @@ def train(
     ] = Resume.auto,
     virtual_gpus: Annotated[
         int | None,
-        typer.Option(min=1, help="Batches an update, over all processes: 8 is the paper's 8 GPUs."),
+        typer.Option(min=1, help="Batches per update, over all processes: 8 is the paper's 8 GPUs."),
     ] = None,
 ) -> None:
     """Train a model in a run folder; the same command goes on where it stopped.

@@ -97,13 +97,13 @@ def generate(
     samples: Annotated[int, typer.Option(min=1, help="How many continuations.")] = 1,
     max_tokens: Annotated[int, typer.Option(min=1, help="The longest continuation.")] = 50,
     temperature: Annotated[
-        float, typer.Option(min=0.0, help="Below 1 bolder in the likely; 0 is greedy.")
+        float, typer.Option(min=0.0, help="Below 1 favours likely tokens; 0 is greedy.")
     ] = 1.0,
     top_k: Annotated[int | None, typer.Option(min=1, help="Draw from the k likeliest tokens.")] = None,
     top_p: Annotated[
         float, typer.Option(help="Draw from the fewest tokens that hold this probability.")
     ] = 1.0,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**62, help="The same seed gives the same text.")] = 0,
     device: Device = "auto",
 ) -> None:
     """Continue a text with a language model, a sample a line."""

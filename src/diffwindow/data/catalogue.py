@@ -178,7 +178,11 @@ CATALOGUE = (
     ),
     Entry(
         "sva", "subject-verb agreement, a subset", "85,522 prefixes", RESEARCH,
-        "rows `label, attractors or NA, train|dev|test, source, prefix`", ("sva/linzen_subset_all.tsv",),
+        "https://github.com/viking-sudo-rm/StackNN (data/linzen/rnn_agr_simple: numpred.val, numpred.test.1 "
+        "to 5) and https://github.com/HrBlack/RNN-for-Language-Modelling (wiki-dev, wiki-test, cut before "
+        "the verb), as rows `label, attractors or NA, train|dev|test, source, prefix`, divided by SHA-1 of "
+        "the prefix modulo 100: train below 80, dev below 90",
+        ("sva/linzen_subset_all.tsv",),
     ),
     Entry(
         "lm1b", "language modelling (the paper)", "0.8 G words", RESEARCH,

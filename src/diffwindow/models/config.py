@@ -98,8 +98,14 @@ class ModelConfig(BaseModel):
             if term.role not in self.stacks():
                 roles = " and ".join(self.stacks())
                 raise ValueError(f"{term} is for a role that this model does not have; it has {roles}")
+        head_dim = self.embed_dim // self.num_heads
         for role, field in self.stacks().items():
-            self.plan.attentions(role, getattr(self, field))
+            for attention in self.plan.attentions(role, getattr(self, field)):
+                if attention.boundary_dim is not None and attention.boundary_dim > head_dim:
+                    raise ValueError(
+                        f"{role}({attention}) has wider boundaries than the model's heads, which have "
+                        f"{head_dim}"
+                    )
         return self
 
 

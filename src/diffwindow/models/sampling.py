@@ -40,7 +40,7 @@ def sample(
     if top_k is not None and top_k < 1:
         raise ValueError(f"top_k={top_k} is below 1; None keeps all tokens")
     if not 0 < top_p <= 1:
-        raise ValueError(f"top_p={top_p} is not above 0 and at most 1, which keeps all tokens")
+        raise ValueError(f"top_p={top_p} is not above 0 and at most 1 (1 keeps all tokens)")
     if samples < 1:
         raise ValueError(f"samples={samples} is below 1")
     noise = _noise(seed, start.limits, samples)

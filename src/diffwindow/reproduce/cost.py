@@ -15,6 +15,8 @@ from diffwindow.training.settings import resolve
 OPERATIONS = 6
 # what one core and one recent GPU do in practice, a second
 CORE, GPU = 30e9, 60e12
+# and however small an update is, a GPU waits this many seconds for Python
+LAUNCH = 0.01
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class Cost:
     @property
     def gpu_hours(self) -> float:
         """Give the hours on one GPU."""
-        return self.operations / GPU / 3600
+        return max(self.operations / GPU, LAUNCH * self.updates) / 3600
 
 
 def cost(setting: Setting, row: Row) -> Cost:

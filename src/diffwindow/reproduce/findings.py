@@ -69,6 +69,7 @@ def _column(table: Table, column: Column, scale: Scale, outcomes: Sequence[Outco
         "metric": column.metric,
         "split": column.split,
         "corpus": scale.setting(column).store_name,
+        "settings": [scale.setting(column).preset, *scale.setting(column).overrides],
         "base": base.label,
         "rows": rows,
         "pairs": agreeing_pairs(ours, paper) if paper else None,

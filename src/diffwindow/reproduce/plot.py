@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ ABREAST = 3
 
 
 def draw_gains(found: Finding, path: Path) -> bool:
-    """Draw one panel a column: ours with intervals, the paper's as open marks; say whether there was any."""
+    """Draw one panel a column: ours with intervals, the paper's as diamonds; say whether there was any."""
     columns = [column for column in found["columns"] if any(row["gain"] for row in column["rows"])]
     if not columns:
         return False
@@ -27,16 +28,26 @@ def draw_gains(found: Finding, path: Path) -> bool:
         rows = [row for row in column["rows"] if row["gain"]]
         for place, row in enumerate(rows):
             gain = row["gain"]
-            reach = gain["reach"] or 0.0
-            axes.errorbar(gain["mean"], place, xerr=reach, fmt="o", color="tab:blue", capsize=3)
+            # without an interval a mark must not look like a sure one
+            alone = gain["reach"] is None
+            fill = "white" if alone else "tab:blue"
+            axes.errorbar(
+                gain["mean"], place, xerr=gain["reach"] or 0.0, fmt="o", mfc=fill, color="tab:blue", capsize=3
+            )
             if row["paper_gain"] is not None:
                 axes.plot(row["paper_gain"], place, "D", mfc="none", color="tab:orange")
         axes.axvline(0.0, color="grey", linewidth=0.8)
         axes.set_yticks(range(len(rows)), [row["label"] for row in rows], fontsize=8)
         axes.set_ylim(len(rows) - 0.5, -0.5)
-        axes.set_title(f"{column['title']} ({found['scale']})", fontsize=9)
-        axes.set_xlabel(f"gain in {SHOWN[column['metric']][0]} over {column['base']}", fontsize=8)
-    figure.suptitle("filled: ours, 95 % interval over seeds; open: the paper's, on its own data", fontsize=8)
+        axes.set_title(_wrapped(f"{column['title']} ({found['scale']})"), fontsize=9)
+        unit, more_is_better = SHOWN[column["metric"]]
+        points = unit.replace(", %", " in points")
+        better = "" if more_is_better else " (less is better)"
+        axes.set_xlabel(f"change of {points} over {column['base']}{better}", fontsize=8)
+    marks = ["filled: ours, 95 % interval over seeds", "white: ours, one seed"]
+    if any(row["paper_gain"] is not None for column in columns for row in column["rows"]):
+        marks.append("diamonds: the paper's, on its own data")
+    figure.suptitle("; ".join(marks), fontsize=8)
     save_figure(figure, path)
     return True
 
@@ -55,13 +66,23 @@ def draw_learning(found: Finding, path: Path) -> bool:
                 style = "-" if place < 10 else "--"
                 axes.plot(updates, values, style, color=f"C{place}", marker=".", label=row["label"])
         perplexity = column["metric"] != "accuracy"
-        axes.set_yscale("log" if perplexity else "linear")
+        if perplexity:
+            # the first validations are far above the rest; round numbers label the axis
+            axes.set_yscale("log")
+            axes.yaxis.set_major_formatter("{x:g}")
+            axes.yaxis.set_minor_formatter("{x:g}")
+            axes.tick_params(axis="y", which="both", labelsize=7)
         axes.set_ylabel("perplexity by token" if perplexity else "accuracy, %", fontsize=8)
         axes.set_xlabel("update", fontsize=8)
-        axes.set_title(f"{column['title']} ({found['scale']}), validation", fontsize=9)
+        axes.set_title(_wrapped(f"{column['title']} ({found['scale']}), validation"), fontsize=9)
         axes.legend(fontsize=7)
     save_figure(figure, path)
     return True
+
+
+def _wrapped(title: str) -> str:
+    """Break a title into lines that fit over a panel."""
+    return textwrap.fill(title, 48)
 
 
 def _panels(count: int, *, height: float) -> tuple[Figure, list[Axes]]:

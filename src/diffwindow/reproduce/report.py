@@ -76,7 +76,8 @@ def _column(column: Finding, scale: str) -> list[str]:
     texts = [
         f"## {column['title']}: {name}, {'more' if more_is_better else 'less'} is better",
         f"Corpus `{column['corpus']}`; {EVALUATED[column['split']]}; gains are over {column['base']}, "
-        "paired by seed.",
+        "means of the differences by seed, over the seeds that both have.",
+        f"Settings: `{' '.join(column['settings'])}`",
         _table(heads, lines),
     ]
     if column["pairs"] and column["pairs"][1]:

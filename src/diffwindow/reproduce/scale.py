@@ -54,7 +54,7 @@ def _sst(setting: Setting) -> dict[str, Setting]:
 
 PAPER = Scale(
     "paper",
-    "The paper's data, model and number of updates.",
+    "The paper's model and number of updates, on its data unless a column says otherwise.",
     {
         "en-de": Setting("wmt14-en-de"),
         "en-fr": Setting("wmt14-en-fr"),

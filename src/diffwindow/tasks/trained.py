@@ -52,10 +52,12 @@ def model_folder(run: Path) -> Path:
             return folder
     if not run.exists():
         raise ValueError(f"there is no folder {run}")
-    if (run / "checkpoints").is_dir():
+    if (run / "model").is_dir():
         raise ValueError(
-            f"{run} has no model yet; go on with `diffwindow train --resume auto`, then try again"
+            f"{run / 'model'} is damaged: it has no {CONFIG}; `diffwindow train {run}` makes it again"
         )
+    if (run / "checkpoints").is_dir():
+        raise ValueError(f"{run} has no model yet; go on with `diffwindow train {run}`, then try again")
     raise ValueError(
         f"{run} is neither a run folder nor a model folder: it has no model/{CONFIG} and no {CONFIG}"
     )

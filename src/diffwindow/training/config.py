@@ -92,10 +92,14 @@ class TrainConfig(Section):
     def _consistent(self) -> Self:
         if self.final == "average" and self.keep_last < self.average_last:
             raise ValueError(
-                f"average_last={self.average_last} needs as many checkpoints, but keep_last={self.keep_last}"
+                f"train.average_last={self.average_last} needs as many checkpoints, but "
+                f"train.keep_last={self.keep_last}"
             )
         if self.valid_every is None and (self.final == "best" or self.patience):
-            raise ValueError("final=best and patience need validations; set valid_every")
+            raise ValueError(
+                "train.final=best and train.patience need validations; set train.valid_every, "
+                "or train.final=last without patience"
+            )
         return self
 
 

@@ -51,18 +51,19 @@ class Run:
     @classmethod
     def start(cls, folder: Path, config: Config, *, resume: bool) -> Self:
         """Make a run folder, or go on in one if its settings are the same where they must be."""
-        begun = (folder / STORE).exists() or bool(Shelf(folder / "checkpoints").updates())
-        if begun and (folder / CONFIG).exists():
-            if not resume:
-                raise ValueError(f"{folder} holds a run; choose another --out, or go on with --resume auto")
+        begun = bool(Shelf(folder / "checkpoints").updates())
+        if begun and not resume:
+            raise ValueError(f"{folder} holds a run; choose another --out, or go on with --resume auto")
+        if (begun or (folder / STORE).exists()) and (folder / CONFIG).exists():
             changed = differences(cls.open(folder).config, config)
             for name, (before, now) in changed.items():
-                if name not in FREE:
+                # what failed before its first checkpoint leaves a corpus at most
+                if name not in FREE and (begun or name.startswith("data.")):
                     raise ValueError(
                         f"{folder} was started with {name}={before!r}, not {now!r}; "
                         "choose another --out for other settings"
                     )
-                if name == "train.max_updates" and config.train.schedule in ("linear", "cosine"):
+                if begun and name == "train.max_updates" and config.train.schedule in ("linear", "cosine"):
                     raise ValueError(
                         f"{folder}: the {config.train.schedule} schedule ends at train.max_updates={before}; "
                         "it cannot go on to another"

@@ -17,14 +17,24 @@ from diffwindow.training.config import Config
 from diffwindow.training.presets import preset
 
 RUN_CONFIG = "run.json"
+# fields of a model's config that are said elsewhere
+NOT_OF_THE_MODEL = {
+    "attention": "the attention is not in this section; set attention=…",
+    "vocab_size": "the corpus decides the vocabulary; choose its size with `diffwindow prepare --vocab-size`",
+    "num_classes": "the corpus decides the number of classes",
+    "model": "the task decides the kind of model",
+}
 Keys = tuple[str, ...]
+# a mistake of a whole section names its settings itself
+SECTIONS: tuple[Keys, ...] = (("train",), ("task",), ("data",), ("search",))
 
 
 @dataclass
 class Layers:
-    """Nested settings under construction, and where each was said."""
+    """Nested settings under construction, and where each was said: in `source`, if not elsewhere."""
 
     values: dict[str, Any]
+    source: str = "the settings"
     places: dict[Keys, str] = field(default_factory=dict)
 
     def put(self, path: Keys, value: Any, place: str) -> None:
@@ -43,7 +53,7 @@ class Layers:
             if path[:depth] in self.places:
                 return self.places[path[:depth]]
         inside = [place for said, place in self.places.items() if said[: len(path)] == path]
-        return inside[0] if inside else "the settings"
+        return inside[0] if inside else self.source
 
 
 def resolve(source: str, overrides: Iterable[str] = (), flags: Mapping[str, Any] | None = None) -> Config:
@@ -65,7 +75,7 @@ def resolve(source: str, overrides: Iterable[str] = (), flags: Mapping[str, Any]
 
 def read_config(values: dict[str, Any], place: str) -> Config:
     """Check settings that were written by a run."""
-    return _checked(Layers(values, {(name,): place for name in values}))
+    return _checked(Layers(values, place))
 
 
 def _base(source: str) -> Layers:
@@ -73,7 +83,7 @@ def _base(source: str) -> Layers:
     if source.endswith((".yaml", ".yml")):
         return _from_file(Path(source))
     saved = Path(source) / RUN_CONFIG
-    return Layers(read_json(saved)) if saved.is_file() else Layers(preset(source))
+    return Layers(read_json(saved), str(saved)) if saved.is_file() else Layers(preset(source))
 
 
 def _scalar(text: str, whole: str) -> Any:
@@ -95,9 +105,11 @@ def _from_file(path: Path) -> Layers:
         place = f"{path}:{mark.line + 1}" if mark else str(path)
         raise ValueError(f"{place}: not valid YAML: {getattr(error, 'problem', error)}") from None
     if leaves is None:
-        raise ValueError(f"{path}: settings are sections of `key: value`, as in train:\\n  max_updates: 100")
+        raise ValueError(
+            f"{path}: settings are sections of `key: value`, as in `train: {{max_updates: 100}}`"
+        )
     base = next((str(value) for said, value, _ in leaves if said == ("preset",)), None)
-    layers = Layers(preset(base) if base else {"name": path.stem})
+    layers = Layers(preset(base) if base else {"name": path.stem}, str(path))
     for said, value, line in leaves:
         if said != ("preset",):
             layers.put(said, value, f"{path}:{line}")
@@ -119,6 +131,9 @@ def _checked(layers: Layers) -> Config:
         config = Config.model_validate(layers.values)
     except ValidationError as error:
         raise ValueError(_sentence(error, layers)) from None
+    for name, instead in NOT_OF_THE_MODEL.items():
+        if name in config.model:
+            raise ValueError(f"{layers.place(('model', name))}: {instead}")
     _, model_config = TASKS[config.task.kind]
     try:
         # the corpus decides the vocabulary; any number shows whether the rest fits together
@@ -139,10 +154,12 @@ def _sentence(error: ValidationError, layers: Layers) -> str:
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":
         return f"{layers.place(path)}: there is no setting {name!r}; {_nearest(path)}"
+    if first["type"] == "missing" and len(path) < len(first["loc"]):
+        return f"{layers.place(path)}: {name}={first['input']!r} has too few values"
     if first["type"] == "missing":
         return f"{layers.place(path)}: the setting {name!r} is missing"
     if first["type"] == "value_error":
-        return f"{layers.place(path)}: {message}"
+        return message if path in SECTIONS else f"{layers.place(path)}: {message}"
     place, said = layers.place(path), f"{name}={first['input']!r}"
     # an override's place is its own text
     return f"{said}: {message}" if place == said else f"{place}: {said}: {message}"

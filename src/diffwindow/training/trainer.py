@@ -293,7 +293,9 @@ def _check_validation(task: Task[B], config: TrainConfig) -> None:
     try:
         task.lengths("valid")
     except ValueError as error:
-        raise ValueError(f"{error}; train without validations with train.valid_every=null") from None
+        raise ValueError(
+            f"{error}; train without validations with train.valid_every=null train.final=last"
+        ) from None
     if config.watch not in task.metrics:
         raise ValueError(
             f"train.watch={config.watch}: a validation of this task gives {', '.join(task.metrics)}"
