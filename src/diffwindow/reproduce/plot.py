@@ -37,13 +37,18 @@ def draw_gains(found: Finding, path: Path) -> bool:
             if row["paper_gain"] is not None:
                 axes.plot(row["paper_gain"], place, "D", mfc="none", color="tab:orange")
         axes.axvline(0.0, color="grey", linewidth=0.8)
-        axes.set_yticks(range(len(rows)), [row["label"] for row in rows], fontsize=8)
+        axes.set_yticks(range(len(rows)), [row["label"] for row in rows])
         axes.set_ylim(len(rows) - 0.5, -0.5)
         axes.set_title(_wrapped(f"{column['title']} ({found['scale']})"), fontsize=9)
         unit, more_is_better = SHOWN[column["metric"]]
         points = unit.replace(", %", " in points")
         better = "" if more_is_better else " (less is better)"
         axes.set_xlabel(f"change of {points} over {column['base']}{better}", fontsize=8)
+    if len(columns) > ABREAST and len({column["metric"] for column in columns}) == 1:
+        # many panels are there to be compared
+        low, high = zip(*(axes.get_xlim() for axes in panels), strict=True)
+        for axes in panels:
+            axes.set_xlim(min(low), max(high))
     marks = ["filled: ours, 95 % interval over seeds", "white: ours, one seed"]
     if any(row["paper_gain"] is not None for column in columns for row in column["rows"]):
         marks.append("diamonds: the paper's, on its own data")
@@ -71,7 +76,6 @@ def draw_learning(found: Finding, path: Path) -> bool:
             axes.set_yscale("log")
             axes.yaxis.set_major_formatter("{x:g}")
             axes.yaxis.set_minor_formatter("{x:g}")
-            axes.tick_params(axis="y", which="both", labelsize=7)
         axes.set_ylabel("perplexity by token" if perplexity else "accuracy, %", fontsize=8)
         axes.set_xlabel("update", fontsize=8)
         axes.set_title(_wrapped(f"{column['title']} ({found['scale']}), validation"), fontsize=9)
@@ -92,6 +96,8 @@ def _panels(count: int, *, height: float) -> tuple[Figure, list[Axes]]:
     lines, abreast = -(-count // ABREAST), min(count, ABREAST)
     figure = Figure(figsize=(1.0 + 4.2 * abreast, 0.3 + height * lines), layout="constrained")
     panels = [axes for line in figure.subplots(lines, abreast, squeeze=False) for axes in line]
+    for axes in panels[:count]:
+        axes.tick_params(which="both", labelsize=8)
     for unused in panels[count:]:
         unused.remove()
     return figure, panels[:count]
