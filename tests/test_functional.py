@@ -149,3 +149,9 @@ def test_a_row_without_keys_is_zero_with_zero_gradients():
     assert logits.grad is not None
     assert logits.grad[1].tolist() == [0, 0, 0]
     assert logits.grad[0, :2].abs().min() > 0
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_an_unknown_expectation_is_named():
+    with pytest.raises(ValueError, match="expectation='papper' is not one of 'paper', 'exact'"):
+        f.soft_window(EYE[4], EYE[5], expectation="papper")

@@ -24,6 +24,8 @@ def test_the_best_model_of_the_paper():
     assert plan.attentions("Enc", 6) == (Attention("AW"),) * 3 + (GLOBAL,) * 3
     assert plan.attentions("Cr", 6) == (Attention("AW", segment_size=5),) * 3 + (GLOBAL,) * 3
     assert plan.attentions("Dec", 6) == (Attention("MW"),) * 3 + (GLOBAL,) * 3
+    with pytest.raises(ValueError, match="role='Foo' is not one of Enc, Cr, Dec"):
+        plan.attentions("Foo", 6)
 
 
 @pytest.mark.parametrize(("num_layers", "windowed"), [(1, 1), (2, 1), (3, 2), (5, 3), (6, 3)])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -62,6 +61,9 @@ def locked(folder: Path) -> Iterator[None]:
 
     A file system without such locks goes without.
     """
+    # not everywhere, and reading a model needs no lock
+    import fcntl
+
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         try:

@@ -210,8 +210,8 @@ def _window_attention(
     impl: Impl,
 ) -> Tensor:
     """Check the options and run the implementation that `impl` asks for."""
-    _check_options(q, k, attn_mask, segment_size, segment_origin, expectation, dropout_p)
     if choose_impl(impl, q) == "cpu":
+        _check_options(q, k, attn_mask, segment_size, segment_origin, expectation, dropout_p)
         return cpu.window_attention(
             q, k, v, boundaries, local, attn_mask=attn_mask, is_causal=is_causal, segment_size=segment_size,
             segment_origin=segment_origin, exact=expectation == "exact", scale=scale, dropout_p=dropout_p,

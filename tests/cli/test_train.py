@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -154,6 +155,26 @@ def test_a_run_that_failed_at_once_does_not_keep_its_folder(call):
     assert call("train", "agreement", "--out", "run", *SMALL, *SHORT)[0] == 0
 
 
+def test_nor_does_one_that_failed_on_a_corpus_of_its_own(call):
+    Path("text").write_text("the cat sees the dog\n" * 60)
+    text = ["--text", "text", "--vocab-size", "300"]
+    assert call("prepare", *text, "--out", "one")[0] == 0
+    assert call("prepare", *text, "--valid", "text", "--out", "two")[0] == 0
+    settings = [*SMALL[1:4], *SHORT, "train.max_tokens=256"]
+    code, said = call("train", "wikitext2", "--data", "one", "--out", "run", *settings)
+    assert (code, "has no split 'valid'" in said) == (2, True)
+    code, said = call("train", "wikitext2", "--data", "two", "--out", "run", *settings)
+    assert code == 0, said
+
+
+def test_a_finished_run_without_its_checkpoints_is_still_a_run(call, run):
+    shutil.rmtree(run / "checkpoints")
+    code, said = call("train", "agreement", "--out", run, *SMALL, *SHORT, "train.lr=0.5")
+    assert (code, "run was started with train.lr=0.002" in said) == (2, True)
+    code, said = call("train", "agreement", "--out", run, "--resume", "never", *SMALL, *SHORT)
+    assert (code, "run holds a run" in said) == (2, True)
+
+
 def test_never_resuming_refuses_a_run(call, run):
     code, said = call("train", "agreement", "--out", run, "--resume", "never", *SMALL, *SHORT)
     assert code == 2
@@ -187,7 +208,7 @@ def test_an_average_leaves_the_final_model_and_other_folders_alone(call, run):
     Path("thesis").mkdir()
     Path("thesis/thesis.tex").write_text("mine")
     code, said = call("average", run, "--last", "2", "--out", "thesis")
-    assert (code, "thesis holds something else" in said) == (2, True)
+    assert (code, "thesis holds something other" in said) == (2, True)
     assert Path("thesis/thesis.tex").exists()
 
 

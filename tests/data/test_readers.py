@@ -116,6 +116,9 @@ def test_glue(tmp_path):
     with pytest.raises(CorpusError, match=r"line 4: unknown label: '2' is not 0 to 1"):
         rows(sst.glue, path)
     assert len(skipping(sst.glue, path)[0]) == 2
+    marked = tmp_path / "marked.tsv"
+    marked.write_bytes(b"\xef\xbb\xbfsentence\tlabel\nvery good \t1\n")
+    assert len(rows(sst.glue, marked)) == 1
     with pytest.raises(CorpusError, match="the header lacks sentence, label; it has text, score"):
         rows(sst.glue, write(tmp_path / "other.tsv", "text\tscore\n"))
 

@@ -160,3 +160,9 @@ def test_bad_arguments_are_named():
 def test_an_empty_batch_gives_nothing():
     toy = Toy(3)
     assert beam_search(toy, toy.begin([], [])) == []
+
+
+def test_a_model_that_is_not_finite_is_one_sentence():
+    toy = Toy(3, spread=float("nan"))
+    with pytest.raises(ValueError, match="every output has probability zero or NaN"):
+        greedy_search(toy, toy.begin([0, 1], [4, 4]))

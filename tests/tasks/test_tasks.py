@@ -45,8 +45,12 @@ def test_the_loss_is_a_sum_over_units(task):
 def test_validation_is_the_mean_over_units_in_evaluation_mode(task):
     torch.manual_seed(0)
     model = task.build_model().train()
+    # a part that is frozen stays so
+    part = next(model.children()).eval()
     found = task.validate(model, "valid")
+    assert tuple(found) == task.metrics
     assert model.training
+    assert not part.training
     model.eval()
     total = [task.loss(model, batch) for _, batch in sweep(task, "valid", "cpu", max_tokens=300)]
     mean = sum(part.total.item() for part in total) / sum(part.units for part in total)
@@ -98,7 +102,7 @@ def test_wrong_options_models_and_vocabularies_are_refused(agreement_store, reor
     with pytest.raises(ValueError, match=r"has a vocabulary of 7, but that of .* has"):
         task_of(agreement_store, other)
     fewer = of(agreement_store).config.model_copy(update={"num_classes": 1})
-    with pytest.raises(ValueError, match=r"the model knows 1 classes, but .* has 2"):
+    with pytest.raises(ValueError, match=r"the model has 1 classes, but .* has 2"):
         task_of(agreement_store, fewer)
     with pytest.raises(ValueError, match="did you mean 'num_heads'"):
         model_config(agreement_store, {"num_head": 2})

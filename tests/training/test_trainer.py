@@ -116,6 +116,7 @@ def test_what_the_first_validation_needs_is_asked_before_training(tmp_path):
     with pytest.raises(ValueError, match=r"no split 'valid'; train without .*train.valid_every=null"):
         fit(tmp_path, Unvalidated())
     fit(tmp_path, Unvalidated(), valid_every=None)
+    fit(tmp_path / "short", Unvalidated(), valid_every=1000)
 
 
 def test_examples_that_are_too_long_are_told_of(tmp_path, capsys):
@@ -187,10 +188,12 @@ def test_gradients_that_are_not_finite_are_skipped_too(tmp_path):
 
 
 def test_a_run_that_skips_everything_stops(tmp_path):
-    with pytest.raises(
-        TrainingError, match=r"last 100 updates were all bad.*checkpoint of update 100 is good"
-    ):
-        fit(tmp_path, BadGradients(11, 1000), on_bad_loss="skip", max_updates=1000, save_every=10)
+    changes = {"on_bad_loss": "skip", "max_updates": 1000, "save_every": 10}
+    with pytest.raises(TrainingError, match=r"last 100 updates were all bad.*begin a new run"):
+        fit(tmp_path, BadGradients(11, 1000), **changes)
+    # nor does it go on by being started again
+    with pytest.raises(TrainingError, match=r"last 100 updates were all bad"):
+        fit(tmp_path, BadGradients(1, 1000), **changes)
 
 
 def test_weights_that_are_not_finite_are_never_saved(tmp_path):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -44,22 +45,22 @@ def evaluate(
     from diffwindow.tasks.evaluation import compare
     from diffwindow.tasks.evaluation import evaluate as evaluated
 
-    def scored(folder: Path, trained: Trained, stage: str) -> Evaluation:
+    def opened(folder: Path, stage: str) -> tuple[Trained, Callable[[], Evaluation]]:
+        """Open all that a score needs, so that a mistake in either run is told before the first is scored."""
+        trained = open_trained(folder, device)
+        task = trained.task(store)
         search = search_of(folder, beam=beam, length_penalty=length_penalty)
 
         def report(done: int, total: int) -> None:
             progress(stage, done / total)
 
-        return evaluated(trained, trained.task(store), split, search, progress=report)
+        return trained, partial(evaluated, trained, task, split, search, progress=report)
 
     with interruptible("nothing was scored"), shown() as progress:
         store = open_store(run, data)
-        trained = open_trained(run, device)
-        other = open_trained(against, device) if against else None
-        # two models that cannot be compared are told so before either is evaluated
-        for model in (trained, other or trained):
-            model.task(store)
-        found = scored(run, trained, "translating")
+        trained, score = opened(run, "translating")
+        second = opened(against, "translating the other") if against else None
+        found = score()
         report: dict[str, Any] = {
             "run": str(run),
             "corpus": str(store.folder),
@@ -68,8 +69,9 @@ def evaluate(
             "parameters": sum(parameter.numel() for parameter in trained.model.parameters()),
             "metrics": found.metrics,
         }
-        if against and other:
-            found_other = scored(against, other, "translating the other")
+        if second:
+            other, score_other = second
+            found_other = score_other()
             report["against"] = {
                 "run": str(against),
                 "attention": other.model.config.attention,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -69,7 +70,9 @@ def translate(
 def _decoded(source: IO[bytes], name: str) -> Iterator[str]:
     for number, line in enumerate(source, 1):
         try:
-            yield line.decode("utf-8").rstrip("\r\n")
+            # a file may begin with a byte order mark
+            text = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+            yield text.decode("utf-8").rstrip("\r\n")
         except UnicodeDecodeError as error:
             raise ValueError(f"{name}, line {number}: not UTF-8 at byte {error.start}") from None
 

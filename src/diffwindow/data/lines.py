@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import lzma
 import zlib
@@ -45,9 +46,11 @@ def raw_lines(path: Path, audit: Audit) -> Iterator[bytes]:
 
 def decoded(raw: bytes, path: Path, number: int, audit: Audit) -> str | None:
     """Decode a line as UTF-8; None when it is not valid and bad rows are skipped."""
-    try:
+    if number == 1:
         # a file may begin with a byte order mark
-        return raw.decode("utf-8-sig" if number == 1 else "utf-8")
+        raw = raw.removeprefix(codecs.BOM_UTF8)
+    try:
+        return raw.decode("utf-8")
     except UnicodeDecodeError as error:
         audit.bad(path, number, "invalid UTF-8", f"byte 0x{raw[error.start]:02x} at column {error.start + 1}")
         return None

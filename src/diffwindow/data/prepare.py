@@ -35,8 +35,6 @@ def prepare(
     The work in progress is `out`.partial; the same call goes on with it. `tokenizer` uses an existing
     tokenizer.json in place of a new vocabulary.
     """
-    if out.exists():
-        raise ValueError(f"{out} exists already; remove it or choose another --out")
     given = sha256_of(tokenizer) if tokenizer else None
     inputs = recipe.inputs()
     fingerprint = {"settings": recipe.settings(), "inputs": inputs, "tokenizer": given, "skip_bad": skip_bad}

@@ -81,9 +81,12 @@ class PartialStore:
     @contextmanager
     def opened(cls, out: Path, fingerprint: dict[str, Any]) -> Iterator[Self]:
         """Go on with an unfinished store, or begin one, while no other process does."""
+        _refuse(out)
         folder = out.with_name(out.name + ".partial")
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder):
+            # another process may have finished it meanwhile
+            _refuse(out)
             yield cls(out, folder, fingerprint)
 
     def __init__(self, out: Path, folder: Path, fingerprint: dict[str, Any]) -> None:
@@ -137,3 +140,8 @@ class PartialStore:
         flush(self.folder)
         self.folder.rename(self.out)
         flush(self.out.parent)
+
+
+def _refuse(out: Path) -> None:
+    if out.exists():
+        raise ValueError(f"{out} exists already; remove it or choose another --out")

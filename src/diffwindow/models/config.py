@@ -103,8 +103,8 @@ class ModelConfig(BaseModel):
             for attention in self.plan.attentions(role, getattr(self, field)):
                 if attention.boundary_dim is not None and attention.boundary_dim > head_dim:
                     raise ValueError(
-                        f"{role}({attention}) has wider boundaries than the model's heads, which have "
-                        f"{head_dim}"
+                        f"{role}({attention}) has wider boundaries than the model's heads, which are "
+                        f"{head_dim} wide"
                     )
         return self
 

@@ -16,6 +16,7 @@ from torch.export import Dim, ExportedProgram
 
 from diffwindow.files import replacing
 from diffwindow.models.decoding import DecodingState
+from diffwindow.models.mode import in_eval_mode
 from diffwindow.models.translator import Translator
 from diffwindow.modules.key_cache import KeyCache
 from diffwindow.modules.view import padded_view
@@ -145,17 +146,15 @@ def _write(program: ExportedProgram, path: Path, inputs: list[str], outputs: lis
 def _portable(model: Translator) -> Iterator[None]:
     """Let windows run in plain PyTorch meanwhile, without dropout.
 
-    No graph can hold a kernel made for this machine, and a translation takes no chances.
+    No graph can hold a kernel made for this machine, and a translation must not be random.
     """
     windows = [module for module in model.modules() if isinstance(module, WindowAttention)]
     before = [(window, window.impl) for window in windows]
-    training = model.training
     try:
-        model.eval()
         for window in windows:
             window.impl = "reference"
-        yield
+        with in_eval_mode(model):
+            yield
     finally:
-        model.train(training)
         for window, impl in before:
             window.impl = impl

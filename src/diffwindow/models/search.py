@@ -126,7 +126,9 @@ def search(
         sentences, limits = sentences[kept], limits[kept]
         prefixes = torch.cat([prefixes[kept[:, None], parents], tokens[..., None]], dim=-1)
     if not all(done.hypotheses for done in results):
-        raise ValueError("the model gives no output a probability: its weights or inputs are not finite")
+        raise ValueError(
+            "every output has probability zero or NaN: the weights or inputs of the model are not finite"
+        )
     return [done.best() for done in results]
 
 

@@ -34,7 +34,7 @@ class Row:
         >>> Row("8 layers", overrides=("model.encoder_layers=8",)).key
         'Global+encoder_layers=8'
         """
-        return "+".join([self.attention, *(text.partition(".")[2] for text in self.overrides)])
+        return "+".join([self.attention, *(text.partition(".")[2] or text for text in self.overrides)])
 
 
 @dataclass(frozen=True)

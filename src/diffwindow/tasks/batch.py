@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from diffwindow.data.batching import TokenBatches
+from diffwindow.models.mode import in_eval_mode
 from diffwindow.tasks.task import B, Task
 
 
@@ -37,10 +38,5 @@ def sweep(task: Task[B], split: str, device: str, *, max_tokens: int) -> Iterato
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[str]:
     """Switch dropout and gradients off for a while; give the device that the model is on."""
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield str(next(model.parameters()).device)
-    finally:
-        model.train(was_training)
+    with in_eval_mode(model), torch.no_grad():
+        yield str(next(model.parameters()).device)

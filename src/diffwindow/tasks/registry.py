@@ -49,7 +49,7 @@ def task_of(store: Store, config: ModelConfig, options: TaskOptions | None = Non
     classes = corpus_fields(store).get("num_classes", 0)
     if isinstance(config, ClassifierConfig) and classes > config.num_classes:
         raise ValueError(
-            f"the model knows {config.num_classes} classes, but {store.folder} has {classes}; "
+            f"the model has {config.num_classes} classes, but {store.folder} has {classes}; "
             "use the corpus that the model was made for"
         )
     given = (options or TaskOptions()).model_dump(

@@ -1,5 +1,6 @@
 """Trained: a model folder opened for use, whatever kind of model it holds."""
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -52,12 +53,11 @@ def model_folder(run: Path) -> Path:
             return folder
     if not run.exists():
         raise ValueError(f"there is no folder {run}")
+    again = shlex.join(["diffwindow", "train", str(run)])
     if (run / "model").is_dir():
-        raise ValueError(
-            f"{run / 'model'} is damaged: it has no {CONFIG}; `diffwindow train {run}` makes it again"
-        )
+        raise ValueError(f"{run / 'model'} is damaged: it has no {CONFIG}; `{again}` makes it again")
     if (run / "checkpoints").is_dir():
-        raise ValueError(f"{run} has no model yet; go on with `diffwindow train {run}`, then try again")
+        raise ValueError(f"{run} has no model yet; go on with `{again}`, then try again")
     raise ValueError(
         f"{run} is neither a run folder nor a model folder: it has no model/{CONFIG} and no {CONFIG}"
     )

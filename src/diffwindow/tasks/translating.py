@@ -94,8 +94,8 @@ def cut(
     """Cut a sentence into pieces of at most `max_length` tokens: after punctuation, else between words.
 
     Of the places in the latter half of a piece the last one that ends a sentence is taken, then the last one
-    between words; a word longer than a piece is cut where the piece is full, or before it if only there the
-    piece `is_text` and not part of a character. An empty sentence has no piece.
+    between words; a word longer than a piece is cut where the piece is full, or earlier, so as not to
+    cut a character: a piece must be what `is_text` accepts. An empty sentence has no piece.
 
     >>> cut([4, 5, 6, 7, 8], ["the", "key", ".", "the", "keys"], 4)
     [[4, 5, 6], [7, 8]]

@@ -26,7 +26,7 @@ def average_run(folder: Path, last: int, target: Path) -> list[int]:
             "train.keep_last"
         )
     if target.exists() and not (target / MANIFEST).is_file() and any(target.iterdir()):
-        raise ValueError(f"{target} holds something else than a model of a run; choose another --out")
+        raise ValueError(f"{target} holds something other than the model of a run; choose another --out")
     chosen = [shelf.path(update) for update in updates[-last:]]
     for path in chosen:
         verify(path)

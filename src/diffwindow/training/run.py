@@ -51,7 +51,7 @@ class Run:
     @classmethod
     def start(cls, folder: Path, config: Config, *, resume: bool) -> Self:
         """Make a run folder, or go on in one if its settings are the same where they must be."""
-        begun = bool(Shelf(folder / "checkpoints").updates())
+        begun = _begun(folder)
         if begun and not resume:
             raise ValueError(f"{folder} holds a run; choose another --out, or go on with --resume auto")
         if (begun or (folder / STORE).exists()) and (folder / CONFIG).exists():
@@ -100,7 +100,7 @@ class Run:
         """Write down versions and corpus, or see that the corpus is the one that was written down."""
         path = self.folder / ORIGIN
         corpus = corpus_hashes(store)
-        if path.exists():
+        if path.exists() and _begun(self.folder):
             before = read_json(path).get("corpus", {})
             for name, what in (("tokenizer", "vocabulary"), ("splits", "text")):
                 if before.get(name) != corpus[name]:
@@ -116,6 +116,11 @@ class Run:
         if given and (Path(given) / "manifest.json").exists():
             return Path(given)
         return self.folder / STORE
+
+
+def _begun(folder: Path) -> bool:
+    """Say whether a folder holds anything that was trained."""
+    return bool(Shelf(folder / "checkpoints").updates()) or (folder / "model").exists()
 
 
 def corpus_hashes(store: Store) -> dict[str, str]:

@@ -24,9 +24,8 @@ NOT_OF_THE_MODEL = {
     "num_classes": "the corpus decides the number of classes",
     "model": "the task decides the kind of model",
 }
+SETTINGS = "the settings"
 Keys = tuple[str, ...]
-# a mistake of a whole section names its settings itself
-SECTIONS: tuple[Keys, ...] = (("train",), ("task",), ("data",), ("search",))
 
 
 @dataclass
@@ -34,7 +33,7 @@ class Layers:
     """Nested settings under construction, and where each was said: in `source`, if not elsewhere."""
 
     values: dict[str, Any]
-    source: str = "the settings"
+    source: str = SETTINGS
     places: dict[Keys, str] = field(default_factory=dict)
 
     def put(self, path: Keys, value: Any, place: str) -> None:
@@ -70,6 +69,9 @@ def resolve(source: str, overrides: Iterable[str] = (), flags: Mapping[str, Any]
         layers.put(tuple(key.split(".")), _scalar(value, text), text)
     for key, value in (flags or {}).items():
         layers.put(tuple(key.split(".")), value, key)
+    for name, instead in NOT_OF_THE_MODEL.items():
+        if place := layers.places.get(("model", name)):
+            raise ValueError(f"{place}: {instead}")
     return _checked(layers)
 
 
@@ -131,9 +133,6 @@ def _checked(layers: Layers) -> Config:
         config = Config.model_validate(layers.values)
     except ValidationError as error:
         raise ValueError(_sentence(error, layers)) from None
-    for name, instead in NOT_OF_THE_MODEL.items():
-        if name in config.model:
-            raise ValueError(f"{layers.place(('model', name))}: {instead}")
     _, model_config = TASKS[config.task.kind]
     try:
         # the corpus decides the vocabulary; any number shows whether the rest fits together
@@ -159,7 +158,9 @@ def _sentence(error: ValidationError, layers: Layers) -> str:
     if first["type"] == "missing":
         return f"{layers.place(path)}: the setting {name!r} is missing"
     if first["type"] == "value_error":
-        return message if path in SECTIONS else f"{layers.place(path)}: {message}"
+        # a mistake of the whole section names its settings itself
+        place = layers.source if path == ("train",) else layers.place(path)
+        return message if place == SETTINGS else f"{place}: {message}"
     place, said = layers.place(path), f"{name}={first['input']!r}"
     # an override's place is its own text
     return f"{said}: {message}" if place == said else f"{place}: {said}: {message}"

@@ -24,6 +24,7 @@ class TrainState:
     update: int = 0
     best: Best = field(default_factory=Best)
     skipped: int = 0
+    skipped_in_a_row: int = 0
     pending: list[Outcome] = field(default_factory=list)
 
     def tensors(self, updater: Updater[B]) -> dict[str, Tensor]:
@@ -42,6 +43,7 @@ class TrainState:
             "batches": self.batches,
             "best": asdict(self.best),
             "skipped": self.skipped,
+            "skipped_in_a_row": self.skipped_in_a_row,
             "scaler": updater.scaler.state_dict(),
         }
 
@@ -59,6 +61,7 @@ def restored(checkpoint: Checkpoint, updater: Updater[B], device: str) -> TrainS
         update=state["update"],
         best=Best(**state["best"]),
         skipped=state["skipped"],
+        skipped_in_a_row=state.get("skipped_in_a_row", 0),
         # looked at before they were saved: their rows are of no more interest
         pending=[Outcome(0, row, torch.empty(0), [], []) for row in sums],
     )

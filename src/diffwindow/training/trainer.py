@@ -69,10 +69,9 @@ class Trainer(Generic[B]):
         self._state = TrainState(self._sampler.state())
         # only rank 0 has one
         self._journal: Journal | None = None
-        # when the last log was, and how many updates and skipped ones there were since
+        # when the last log was, and how many updates there were since
         self._clock = 0.0
         self._since = 0
-        self._skipped_in_a_row = 0
 
     @property
     def _model(self) -> nn.Module:
@@ -132,13 +131,13 @@ class Trainer(Generic[B]):
         outcome = self._updater(update, step, measure=logging)
         state.update, state.batches = update, step.state
         state.skipped += outcome.skipped
+        state.skipped_in_a_row = state.skipped_in_a_row + 1 if outcome.skipped else 0
         state.pending.append(outcome)
         self._since += 1
-        self._skipped_in_a_row = self._skipped_in_a_row + 1 if outcome.skipped else 0
-        if self._skipped_in_a_row == MAX_SKIPPED:
+        if state.skipped_in_a_row >= MAX_SKIPPED:
             raise TrainingError(
-                f"the last {MAX_SKIPPED} updates were all bad and left out; lower train.lr; "
-                f"{self._shelf.last_good()}"
+                f"the last {state.skipped_in_a_row} updates were all bad and left out; "
+                "begin a new run with a lower train.lr"
             )
         self._screen.advance(update)
         if logging:
@@ -172,7 +171,9 @@ class Trainer(Generic[B]):
         """Write down the mean loss since the last log: where the loop waits for the device."""
         state, update = self._state, self._state.update
         self._check()
-        total, units = torch.stack([outcome.sums for outcome in state.pending]).sum(0).tolist()
+        sums = torch.stack([outcome.sums for outcome in state.pending])
+        total, units = sums.sum(0).tolist()
+        units_since = float(sums[-self._since :, 1].sum())
         norm = state.pending[-1].norm
         state.pending = []
         if self._journal is None:
@@ -184,7 +185,7 @@ class Trainer(Generic[B]):
         self._journal.train(update, record)
         now = time.perf_counter()
         seconds, self._clock = now - self._clock, now
-        speed = {"updates_per_s": self._since / seconds, "units_per_s": units / seconds}
+        speed = {"updates_per_s": self._since / seconds, "units_per_s": units_since / seconds}
         self._since = 0
         self._journal.timing(update, {"seconds": seconds, **speed})
         left = (self._config.max_updates - update) / speed["updates_per_s"]
@@ -224,8 +225,8 @@ class Trainer(Generic[B]):
         self._check()
         if not all(bool(weight.isfinite().all()) for weight in self._model.parameters()):
             raise TrainingError(
-                f"the weights of update {self._state.update} are not finite; lower train.lr, or set "
-                f"train.clip_norm; {self._shelf.last_good()}"
+                f"the weights of update {self._state.update} are not finite; begin a new run with a lower "
+                "train.lr, or with train.clip_norm"
             )
         plain = self._state.plain(self._updater)
         plain |= {"log": self._journal.position(), "batches_an_update": self._batches_an_update}
@@ -288,14 +289,13 @@ class Trainer(Generic[B]):
 
 def _check_validation(task: Task[B], config: TrainConfig) -> None:
     """Raise what the first validation would, before hours of training."""
-    if not config.valid_every:
+    if not config.valid_every or (config.valid_every > config.max_updates and config.final == "last"):
         return
     try:
         task.lengths("valid")
     except ValueError as error:
-        raise ValueError(
-            f"{error}; train without validations with train.valid_every=null train.final=last"
-        ) from None
+        remedy = "train.valid_every=null train.final=last train.patience=null"
+        raise ValueError(f"{error}; train without validations with {remedy}") from None
     if config.watch not in task.metrics:
         raise ValueError(
             f"train.watch={config.watch}: a validation of this task gives {', '.join(task.metrics)}"
