@@ -9,7 +9,11 @@ KEYS = ["the", "keys", "to", "the", "cabinet"]
 def figure():
     window = Panel("window", np.tri(5), outline=(4, 1, 4))
     return attention_figure(
-        [window, Panel("attention", np.full((5, 5), 0.2))], queries=KEYS, keys=KEYS, title="one head"
+        [window, Panel("attention", np.full((5, 5), 0.2))],
+        queries=KEYS,
+        keys=KEYS,
+        names=("query", "word"),
+        title="one head",
     )
 
 
@@ -18,6 +22,7 @@ def test_panels_show_their_values_with_tokens_on_both_axes():
     assert [label.get_text() for label in first.get_xticklabels()] == KEYS
     assert [label.get_text() for label in first.get_yticklabels()] == KEYS
     assert [label.get_text() for label in second.get_xticklabels()] == KEYS
+    assert (first.get_ylabel(), first.get_xlabel(), second.get_xlabel()) == ("query", "word", "word")
     assert (first.get_title(), second.get_title()) == ("window", "attention")
     np.testing.assert_array_equal(first.images[0].get_array(), np.tri(5))
     assert first.images[0].get_clim() == (0.0, 1.0)

@@ -39,13 +39,15 @@ def draw_figure_3(plain: Path, windowed: Path, store: Path, path: Path, *, row: 
         raise ValueError(f"{windowed} has no window in its cross-attention")
     layer = max(windows)
     panels = [
-        Panel("window M", _mean(windows[layer].window)),
+        # two boundaries in one segment count twice there
+        Panel("window M (0 to 2)", _mean(windows[layer].window)),
         Panel("our attention", _mean(windows[layer].weights)),
         Panel("plain attention", _mean(others[layer - 1])),
     ]
     keys = [*ours.tokenizer.tokens(source[:-1]), "</s>"]
     title = f"cross-attention of layer {layer}, mean over heads"
-    save_figure(attention_figure(panels, queries=predicted, keys=keys, title=title), path)
+    names = ("translation", "source")
+    save_figure(attention_figure(panels, queries=predicted, keys=keys, names=names, title=title), path)
 
 
 def _mean(maps: Any) -> NDArray[Any]:

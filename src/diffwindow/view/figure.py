@@ -33,9 +33,16 @@ class Panel:
 
 
 def attention_figure(
-    panels: Sequence[Panel], *, queries: Sequence[str], keys: Sequence[str], title: str = ""
+    panels: Sequence[Panel],
+    *,
+    queries: Sequence[str],
+    keys: Sequence[str],
+    names: tuple[str, str] = ("query", "key"),
+    title: str = "",
 ) -> Figure:
     """Draw panels side by side: typically a window, our attention, and that of a plain model.
+
+    `names` says what the rows and the columns are.
 
     >>> panel = Panel("window", np.eye(2))
     >>> len(attention_figure([panel], queries=["the", "keys"], keys=["the", "keys"]).axes)
@@ -58,6 +65,8 @@ def attention_figure(
     for number, (axes, panel) in enumerate(zip(plots, panels, strict=True)):
         # the queries are the same in every panel, and told once
         _draw(axes, panel, queries if number == 0 else [""] * len(queries), keys)
+        axes.set_xlabel(names[1], fontsize=9)
+    plots[0].set_ylabel(names[0], fontsize=9)
     return figure
 
 
