@@ -9,7 +9,7 @@ from diffwindow.cli import app
 from diffwindow.reproduce import runner
 from diffwindow.reproduce.findings import findings
 from diffwindow.reproduce.job import RESULT, run, settings_of
-from diffwindow.reproduce.report import JSON, PICTURES, REPORT, markdown, write_report
+from diffwindow.reproduce.report import FIGURE, JSON, PICTURES, REPORT, markdown, write_report
 from diffwindow.reproduce.runner import Outcome, done_before, jobs_of, make_stores
 from diffwindow.reproduce.scale import scale_of
 from diffwindow.reproduce.speed import relative_speeds
@@ -32,7 +32,8 @@ def test_the_command_trains_reports_and_does_not_train_again(tmp_path, monkeypat
     assert first.exit_code == 0, first.output
     report = tmp_path / "table5-smoke" / REPORT
     assert {"Transformer", "Enc(AW)"} <= set(report.read_text(encoding="utf-8").replace("|", "\n").split())
-    for picture in PICTURES:
+    assert f"({FIGURE})" not in report.read_text(encoding="utf-8")
+    for picture in PICTURES.keys() - {FIGURE}:
         assert (tmp_path / "table5-smoke" / picture).stat().st_size > 1000
     found = json.loads((tmp_path / "table5-smoke" / JSON).read_text(encoding="utf-8"))
     ran = {row["key"]: row["ours"]["count"] for row in found["columns"][0]["rows"] if row["ours"]}
@@ -96,6 +97,9 @@ def test_figure_3_shows_window_and_both_attentions(translations, tmp_path):
     plain, windowed = (job.folder for job in translations)
     draw_figure_3(plain, windowed, translations[0].store, tmp_path / "figure3.png")
     assert (tmp_path / "figure3.png").stat().st_size > 1000
+    found = findings(table_of("figure3"), SMOKE, [], "…")
+    write_report(found, tmp_path)
+    assert f"({FIGURE})" in (tmp_path / REPORT).read_text(encoding="utf-8")
     with pytest.raises(ValueError, match="no window"):
         draw_figure_3(windowed, plain, translations[0].store, tmp_path / "other.png")
 

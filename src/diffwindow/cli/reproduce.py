@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -68,15 +69,23 @@ def reproduce(
     except KeyboardInterrupt:
         _tell("interrupted; the same command goes on")
         raise typer.Exit(130) from None
+    if whole.extra == "figure":
+        _draw(jobs_of(whole, at, numbers[:1], out), folder)
     speeds = _speeds(whole, asked[0]) if whole.extra == "speed" else None
     write_report(findings(whole, at, outcomes, command, speeds), folder)
     print(folder / REPORT)
     if any(outcome.problem for outcome in outcomes):
         raise typer.Exit(1)
-    if whole.extra == "figure":
-        from diffwindow.reproduce.figure3 import FIGURE, draw_figure_3
 
-        plain, windowed = jobs_of(whole, at, numbers[:1], out)
+
+def _draw(jobs: Sequence[Job], folder: Path) -> None:
+    """Draw what the first and the last row look at, if both are trained."""
+    from diffwindow.reproduce.figure3 import draw_figure_3
+    from diffwindow.reproduce.job import result_of
+    from diffwindow.reproduce.report import FIGURE
+
+    plain, windowed = jobs[0], jobs[-1]
+    if result_of(plain) and result_of(windowed):
         draw_figure_3(plain.folder, windowed.folder, plain.store, folder / FIGURE)
         print(folder / FIGURE)
 

@@ -17,8 +17,6 @@ from diffwindow.tasks.trained import Trained
 from diffwindow.tasks.translating import Search, translate
 from diffwindow.view.figure import Panel, attention_figure, save_figure
 
-FIGURE = "figure3.png"
-
 
 def draw_figure_3(plain: Path, windowed: Path, store: Path, path: Path, *, row: int = 0) -> None:
     """Draw the cross-attention of both models, averaged over heads, on a test sentence.

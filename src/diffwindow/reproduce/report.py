@@ -11,9 +11,11 @@ from diffwindow.reproduce.plot import draw_gains, draw_learning
 from diffwindow.reproduce.table import SHOWN
 from diffwindow.reproduce.tables import PAPER_SPEED, TABLE_4
 
-REPORT, JSON = "report.md", "report.json"
+REPORT, JSON, FIGURE = "report.md", "report.json", "figure3.png"
 # each picture with what it shows and how it is drawn
 PICTURES: dict[str, tuple[str, Callable[[Finding, Path], bool]]] = {
+    # drawn from the models, if they are there, before the report is written
+    FIGURE: ("window, our attention, plain attention", lambda _, path: path.is_file()),
     "gains.png": ("gains over the first row, with 95 % intervals", draw_gains),
     "learning.png": ("validation by update", draw_learning),
 }
