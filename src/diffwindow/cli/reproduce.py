@@ -105,17 +105,18 @@ def _tell(text: str) -> None:
 
 
 def _list() -> None:
-    """Print each table with its columns and rows, and what one seed costs at each scale."""
+    """Print each table with its columns and rows, the data it needs, and what one seed costs at each scale."""
     from diffwindow.reproduce.cost import cost, spoken
-    from diffwindow.reproduce.scale import SCALES
+    from diffwindow.reproduce.scale import SCALES, SMOKE
     from diffwindow.reproduce.tables import TABLES
 
+    print(f"{SMOKE.name}: every table in seconds. {SMOKE.about}")
     for table in TABLES.values():
         print(f"{table.name}: {table.title}")
         for column in table.columns:
             print(f"  column {column.name}: {column.title}")
             for scale in SCALES.values():
-                if column.name not in scale.settings:
+                if scale is SMOKE or column.name not in scale.settings:
                     continue
                 setting = scale.settings[column.name]
                 costs = [cost(setting, row) for row in table.rows]
