@@ -105,12 +105,12 @@ def _tell(text: str) -> None:
 
 
 def _list() -> None:
-    """Print each table with its columns and rows, the data it needs, and what one seed costs at each scale."""
+    """Print each table: its columns, their data, its rows, and what one seed costs at each scale."""
     from diffwindow.reproduce.cost import cost, spoken
     from diffwindow.reproduce.scale import SCALES, SMOKE
     from diffwindow.reproduce.tables import TABLES
 
-    print(f"{SMOKE.name}: every table in seconds. {SMOKE.about}")
+    print(f"{SMOKE.name}: {SMOKE.about}")
     for table in TABLES.values():
         print(f"{table.name}: {table.title}")
         for column in table.columns:

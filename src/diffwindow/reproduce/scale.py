@@ -105,7 +105,7 @@ _CLASSIFY = Setting("agreement", _TINY, rows=200)
 _TRANSLATE = Setting("reorder", _TINY, rows=200)
 SMOKE = Scale(
     "smoke",
-    "Seconds on generated data: shows that everything runs, and nothing else.",
+    "Any table in seconds, on generated data: shows that everything runs, and nothing else.",
     {
         **dict.fromkeys((*PAPER.settings, *MINI.settings), _CLASSIFY),
         **under(CANDIDATES, "tuning", _CLASSIFY),
