@@ -29,7 +29,7 @@ class Scale:
 _SHORT = ("train.keep_last=1", "train.average_last=1")
 # the paper gives neither batch size nor rate; docs/results says how these were chosen
 _SST = Setting("sst2", ("train.max_rows=64", "train.lr=1e-3", *_SHORT))
-# as many reviews a batch as let two cores make the paper's 10,000 updates: about nine
+# as many reviews a batch as let two cores make the paper's 10,000 updates: about ten
 _IMDB = Setting(
     "imdb",
     (
