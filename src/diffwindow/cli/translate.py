@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -68,11 +67,11 @@ def translate(
 
 
 def _decoded(source: IO[bytes], name: str) -> Iterator[str]:
+    from diffwindow.data.lines import without_mark
+
     for number, line in enumerate(source, 1):
         try:
-            # a file may begin with a byte order mark
-            text = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
-            yield text.decode("utf-8").rstrip("\r\n")
+            yield without_mark(line, number).decode("utf-8").rstrip("\r\n")
         except UnicodeDecodeError as error:
             raise ValueError(f"{name}, line {number}: not UTF-8 at byte {error.start}") from None
 

@@ -44,11 +44,14 @@ def raw_lines(path: Path, audit: Audit) -> Iterator[bytes]:
             audit.closed(raw, path.stat().st_size)
 
 
+def without_mark(raw: bytes, number: int) -> bytes:
+    """Give a line without the byte order mark that the first of a file may begin with."""
+    return raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw
+
+
 def decoded(raw: bytes, path: Path, number: int, audit: Audit) -> str | None:
     """Decode a line as UTF-8; None when it is not valid and bad rows are skipped."""
-    if number == 1:
-        # a file may begin with a byte order mark
-        raw = raw.removeprefix(codecs.BOM_UTF8)
+    raw = without_mark(raw, number)
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -63,13 +63,14 @@ def _column(table: Table, column: Column, scale: Scale, outcomes: Sequence[Outco
     ]
     ours = {row["key"]: row["ours"]["mean"] for row in rows if row["ours"]}
     paper = {row.key: row.paper[column.name] for row in table.rows if column.name in row.paper}
+    setting = scale.setting(column)
     return {
         "column": column.name,
         "title": column.title,
         "metric": column.metric,
         "split": column.split,
-        "corpus": scale.setting(column).store_name,
-        "settings": [scale.setting(column).preset, *scale.setting(column).overrides],
+        "corpus": setting.store_name,
+        "settings": [setting.preset, *setting.overrides],
         "base": base.label,
         "rows": rows,
         "pairs": agreeing_pairs(ours, paper) if paper else None,

@@ -29,8 +29,7 @@ def draw_gains(found: Finding, path: Path) -> bool:
         for place, row in enumerate(rows):
             gain = row["gain"]
             # without an interval a mark must not look like a sure one
-            alone = gain["reach"] is None
-            fill = "white" if alone else "tab:blue"
+            fill = "white" if gain["reach"] is None else "tab:blue"
             axes.errorbar(
                 gain["mean"], place, xerr=gain["reach"] or 0.0, fmt="o", mfc=fill, color="tab:blue", capsize=3
             )
