@@ -15,9 +15,9 @@ from diffwindow.cli import main
 from diffwindow.files import locked
 from diffwindow.models.classifier import Classifier
 from diffwindow.models.language_model import LanguageModel
+from diffwindow.models.manifest import verify
 from diffwindow.models.translator import Translator
 from diffwindow.training import trainer
-from diffwindow.training.checkpoint import verify
 from diffwindow.training.logs import read_records
 
 SMALL = [

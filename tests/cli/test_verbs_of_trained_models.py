@@ -3,6 +3,7 @@
 import io
 import json
 import shlex
+import shutil
 import sys
 from pathlib import Path
 
@@ -250,3 +251,14 @@ def test_demo_compares_three_attentions_and_draws(run, tmp_path, monkeypatch):
     assert again.splitlines()[:4] == out.splitlines()[:4]
     code, _, err = run("demo", "--updates", "2", "--rows", "200")
     assert (code, err) == (2, "diffwindow: demo/data has 100 sentences, not 200; choose another --out\n")
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "task.json"])
+def test_a_flipped_bit_in_a_model_is_told(runs, run, tmp_path, name):
+    folder = shutil.copytree(runs / "plain/model", tmp_path / "model")
+    content = bytearray((folder / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (folder / name).write_bytes(content)
+    code, out, err = run("evaluate", folder, "--data", runs / "plain/data")
+    assert (code, out) == (2, "")
+    assert err == f"diffwindow: {folder / name} is damaged\n"

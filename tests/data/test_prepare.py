@@ -7,6 +7,7 @@ from diffwindow.data import prepare as module
 from diffwindow.data.audit import CorpusError
 from diffwindow.data.corpora import agreement_recipe, plain_text, two_files
 from diffwindow.data.estimate import estimate
+from diffwindow.data.integrity import MEMORY
 from diffwindow.data.prepare import prepare
 from diffwindow.data.recipe import Recipe, Source, Vocabulary
 from diffwindow.data.store import Store
@@ -39,7 +40,7 @@ def recipe(pairs, reader=None):
 
 
 def contents(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != MEMORY}
 
 
 @pytest.fixture(scope="module")

@@ -1,20 +1,25 @@
+import hashlib
 import json
+import os
 import shutil
 
 import numpy as np
 import pytest
 import torch
 
+from diffwindow.data import integrity
 from diffwindow.data.batching import BlockBatches, TokenBatches
 from diffwindow.data.collate import collate, collate_blocks, shift_right
 from diffwindow.data.store import Sequences, Store
 from diffwindow.data.synthetic import agreement
 from diffwindow.data.tokenizer import EOS, Tokenizer
+from diffwindow.files import sha256_of
 
 
 @pytest.fixture
 def copied(agreement_store, tmp_path):
-    return shutil.copytree(agreement_store.folder, tmp_path / "store")
+    ignored = shutil.ignore_patterns(integrity.MEMORY)
+    return shutil.copytree(agreement_store.folder, tmp_path / "store", ignore=ignored)
 
 
 def test_rows_are_the_generated_examples(agreement_store):
@@ -125,3 +130,108 @@ def test_blocks_predict_every_token_once():
                 if (target := int(batch["target"][row, column])) != 0:
                     seen[int(start) + column] = (int(batch["input"][row, column]), target)
     assert seen == {i: (int(stream[i - 1]) if i else 1, int(stream[i])) for i in range(23)}
+
+
+def flip(path, place, bit):
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1 << bit
+    path.write_bytes(content)
+
+
+def test_a_changed_file_is_found_when_its_split_is_used(copied):
+    # a label that is another label, a token that is another word: only the hash can tell
+    for name in ("train.label.values", "train.text.tokens"):
+        flip(copied / name, 0, 0)
+        store = Store.open(copied)
+        assert len(store.split("test")) == 30
+        with pytest.raises(ValueError, match=rf"{name} \(split 'train'\) has changed since"):
+            store.split("train")
+        flip(copied / name, 0, 0)
+        assert len(Store.open(copied).split("train")) == 300
+
+
+@pytest.mark.parametrize("place", [8, 300 * 8])
+def test_a_flipped_offset_is_found_when_the_store_is_opened(copied, place):
+    # bit 38: a row of 275 billion tokens
+    flip(copied / "train.text.offsets", place + 4, 6)
+    with pytest.raises(ValueError, match=r"train\.text\.offsets is damaged: its offsets do not rise from 0"):
+        Store.open(copied)
+
+
+def test_a_label_out_of_range_is_found_when_the_store_is_opened(copied):
+    flip(copied / "train.label.values", 3, 6)
+    with pytest.raises(
+        ValueError, match=r"train\.label\.values is damaged: it has the value 1073741\d+, outs"
+    ):
+        Store.open(copied)
+
+
+def rehashed(store, name):
+    manifest = json.loads((store / "manifest.json").read_text())
+    content = (store / name).read_bytes()
+    entry = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    manifest["splits"]["train"]["files"][name] = entry
+    (store / "manifest.json").write_text(json.dumps(manifest))
+
+
+def test_a_token_beyond_the_vocabulary_is_found_even_with_the_right_hash(copied):
+    flip(copied / "train.text.tokens", 1, 7)
+    rehashed(copied, "train.text.tokens")
+    with pytest.raises(
+        ValueError, match=r"train\.text\.tokens is damaged: it has the token 32\d\d\d in a voc"
+    ):
+        Store.open(copied).split("train")
+
+
+def test_files_are_hashed_once_until_they_are_touched(copied, monkeypatch):
+    hashed = []
+
+    def counted(path):
+        hashed.append(path.name)
+        return sha256_of(path)
+
+    monkeypatch.setattr(integrity, "sha256_of", counted)
+    Store.open(copied).split("valid")
+    assert sorted(hashed) == sorted(path.name for path in copied.glob("valid.*"))
+    hashed.clear()
+    Store.open(copied).split("valid")
+    assert not hashed
+    # the same size and time of modification do not hide a change
+    path = copied / "valid.text.tokens"
+    before = path.stat()
+    flip(path, 0, 0)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(ValueError, match=r"valid\.text\.tokens .* has changed"):
+        Store.open(copied).split("valid")
+
+
+def test_a_store_that_cannot_be_written_is_verified_each_time(copied, monkeypatch):
+    def refuse(path, value):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(integrity, "write_json", refuse)
+    assert len(Store.open(copied).split("valid")) == 30
+    assert not (copied / integrity.MEMORY).exists()
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("splits",), None),
+        (("tokenizer", "sha256"), None),
+        (("splits", "train", "files"), []),
+        (("splits", "train", "rows"), -1),
+        (("splits", "train", "sequences"), ["../text"]),
+        (("splits", "train", "found"), None),
+        (("task",), "poetry"),
+    ],
+)
+def test_a_manifest_with_a_wrong_field_is_named(copied, place, value):
+    manifest = json.loads((copied / "manifest.json").read_text())
+    section = manifest
+    for name in place[:-1]:
+        section = section[name]
+    section[place[-1]] = value
+    (copied / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ValueError, match=rf"manifest\.json is damaged at '{'.'.join(place)}"):
+        Store.open(copied)

@@ -8,6 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from diffwindow.models.classifier import Classifier, ClassifierConfig
 from diffwindow.models.language_model import LanguageModel, LanguageModelConfig
+from diffwindow.models.manifest import CheckpointError, write_manifest
 from diffwindow.models.pretrained import average_pretrained
 from diffwindow.models.translator import Translator, TranslatorConfig
 from diffwindow.models.weights import ModelFileError, average_weights, last_checkpoints
@@ -205,3 +206,23 @@ def test_different_models_are_not_averaged(tmp_path):
     with pytest.raises(ModelFileError, match="nothing to average"):
         average_pretrained([], tmp_path / "c")
     assert not (tmp_path / "c").exists()
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "checkpoint.json"])
+def test_a_flipped_bit_beside_a_manifest_is_not_loaded(folder, name):
+    write_manifest(folder, {"update": 3})
+    Translator.from_pretrained(folder)
+    content = bytearray((folder / name).read_bytes())
+    # the last byte of the weights is the sign and exponent of one; of JSON, white space
+    content[-1] ^= 1
+    (folder / name).write_bytes(content)
+    with pytest.raises(CheckpointError, match=rf"{name} is damaged"):
+        Translator.from_pretrained(folder)
+
+
+def test_saving_over_a_trained_model_takes_its_manifest_away(folder):
+    write_manifest(folder, {"update": 3})
+    model = MODELS["translator"]()
+    model.save_pretrained(folder)
+    loaded = Translator.from_pretrained(folder)
+    assert torch.equal(loaded.embedding.weight, model.embedding.weight)

@@ -7,9 +7,10 @@ import pytest
 import torch
 from majority import FORK_WARNING, MajorityTask, fit, in_child, outcome
 
+from diffwindow.models import manifest as manifest_module
+from diffwindow.models.manifest import CheckpointError, FormatError
 from diffwindow.models.weights import write_weights
-from diffwindow.training import checkpoint as checkpoint_module
-from diffwindow.training.checkpoint import CheckpointError, FormatError, read_checkpoint, write_checkpoint
+from diffwindow.training.checkpoint import read_checkpoint, write_checkpoint
 from diffwindow.training.guards import TrainingError
 from diffwindow.training.shelf import Shelf
 
@@ -91,7 +92,7 @@ def test_a_run_without_a_good_checkpoint_does_not_begin_again_by_itself(tmp_path
 
 def test_a_checkpoint_of_another_version_is_not_put_aside(tmp_path, monkeypatch):
     with monkeypatch.context() as newer:
-        newer.setattr(checkpoint_module, "FORMAT", 2)
+        newer.setattr(manifest_module, "FORMAT", 2)
         fit(tmp_path, max_updates=10)
     with pytest.raises(FormatError, match=r"has format 2, .* reads 1; go on with the version"):
         fit(tmp_path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
 from pathlib import Path
@@ -12,10 +11,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffwindow.data.encoder import token_dtype
+from diffwindow.data.integrity import (
+    FORMAT,
+    Memory,
+    changed_files,
+    check_column,
+    check_ids,
+    check_offsets,
+    labels_of,
+    read_manifest,
+)
 from diffwindow.data.tokenizer import PAD, Tokenizer
 from diffwindow.files import sha256_of
 
-FORMAT = 1
+__all__ = ["FORMAT", "OFFSET_DTYPE", "TASKS", "VALUE_DTYPE", "Sequences", "Split", "Store"]
+
 OFFSET_DTYPE = np.dtype("<i8")
 VALUE_DTYPE = np.dtype("<i4")
 TASKS = {"translation": ("source", "target"), "classification": ("text",), "lm": ("text",)}
@@ -96,12 +106,13 @@ class Store:
         self.manifest = manifest
         self.tokenizer = tokenizer
         self.splits = splits
+        self._verified: set[str] = set()
 
     @classmethod
     def open(cls, folder: str | os.PathLike[str]) -> Store:
-        """Open a store, checking that its files are whole and that the tokenizer is its own."""
+        """Open a store, checking that its arrays are whole and in order and that the tokenizer is its own."""
         folder = Path(folder)
-        manifest = _read_manifest(folder)
+        manifest = read_manifest(folder)
         tokenizer_file = folder / "tokenizer.json"
         if not tokenizer_file.exists() or sha256_of(tokenizer_file) != manifest["tokenizer"]["sha256"]:
             raise ValueError(
@@ -123,63 +134,61 @@ class Store:
         return sum(map(len, self.splits.values()))
 
     def split(self, name: str) -> Split:
-        """Give a split by name."""
+        """Return a split by name; its files are hashed the first time, unless they are known as they are."""
         if name not in self.splits:
             raise ValueError(f"{self.folder} has no split {name!r}; it has {', '.join(self.splits)}")
+        if name not in self._verified:
+            files = self.manifest["splits"][name]["files"]
+            memory = Memory(self.folder)
+            # taken before the files are read: a change meanwhile must not pass as verified
+            marks = memory.marks(files)
+            if not memory.knows(marks):
+                self._verify(name)
+                memory.add(marks)
+            self._verified.add(name)
         return self.splits[name]
 
     def verify(self) -> None:
         """Hash every file and compare with the manifest."""
-        for split, entry in self.manifest["splits"].items():
-            for name, expected in entry["files"].items():
-                if sha256_of(self.folder / name) != expected["sha256"]:
-                    raise ValueError(
-                        f"{self.folder / name} (split {split!r}) has changed since it was prepared"
-                    )
+        for name in self.splits:
+            self._verify(name)
 
-
-def _read_manifest(folder: Path) -> dict[str, Any]:
-    path = folder / "manifest.json"
-    if not path.exists():
-        raise ValueError(
-            f"{folder} is not a prepared corpus (no manifest.json); make one with `diffwindow prepare`"
-        )
-    try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-        version = manifest["format"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is damaged; prepare the corpus again") from error
-    if version != FORMAT:
-        raise ValueError(
-            f"{path} has format {version}, this version reads {FORMAT}; prepare the corpus again"
-        )
-    return dict(manifest)
+    def _verify(self, name: str) -> None:
+        for path in changed_files(self.folder, self.manifest["splits"][name]["files"]):
+            raise ValueError(
+                f"{path} (split {name!r}) has changed since it was prepared; put the original back, "
+                "or prepare the corpus again"
+            )
+        for field, sequences in self.splits[name].sequences.items():
+            check_ids(self.folder / f"{name}.{field}.tokens", sequences.tokens, self.tokenizer.vocab_size)
 
 
 def _open_split(folder: Path, name: str, entry: dict[str, Any], tokenizer: Tokenizer) -> Split:
-    for file, expected in entry["files"].items():
-        path = folder / file
-        size = path.stat().st_size if path.exists() else 0
-        if size != expected["bytes"]:
-            raise ValueError(
-                f"{path} has {size:,} bytes instead of {expected['bytes']:,}: the store is truncated; "
-                "prepare it again"
-            )
     dtype = token_dtype(tokenizer.vocab_size)
-    sequences = {
-        field: Sequences(
-            _mapped(folder / f"{name}.{field}.tokens", dtype),
-            _mapped(folder / f"{name}.{field}.offsets", OFFSET_DTYPE),
-        )
-        for field in entry["sequences"]
-    }
-    columns = {field: _mapped(folder / f"{name}.{field}.values", VALUE_DTYPE) for field in entry["columns"]}
+    sequences = {}
+    for field in entry["sequences"]:
+        tokens = _mapped(folder, f"{name}.{field}.tokens", entry, dtype)
+        offsets = _mapped(folder, f"{name}.{field}.offsets", entry, OFFSET_DTYPE)
+        check_offsets(folder / f"{name}.{field}.offsets", offsets, len(tokens), entry["rows"])
+        sequences[field] = Sequences(tokens, offsets)
+    columns = {}
+    for field in entry["columns"]:
+        values = columns[field] = _mapped(folder, f"{name}.{field}.values", entry, VALUE_DTYPE)
+        allowed = labels_of(entry) if field == "label" else None
+        check_column(folder / f"{name}.{field}.values", values, entry["rows"], allowed)
     return Split(name, sequences, columns)
 
 
-def _mapped(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
-    if path.stat().st_size == 0:
+def _mapped(folder: Path, file: str, entry: dict[str, Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Map a file to memory; raise unless it has the size that its manifest gives."""
+    path, expected = folder / file, entry["files"].get(file, {}).get("bytes", 0)
+    size = path.stat().st_size if path.is_file() else 0
+    if size != expected or size % dtype.itemsize:
+        raise ValueError(
+            f"{path} has {size:,} bytes instead of {expected:,}: the store is truncated; prepare it again"
+        )
+    if size == 0:
         return np.empty(0, dtype)
-    with path.open("rb") as file:
+    with path.open("rb") as opened:
         # plain arrays over the map: np.memmap costs microseconds a slice
-        return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), dtype)
+        return np.frombuffer(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ), dtype)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from diffwindow.files import flush, replacing, write_atomically
 from diffwindow.models.config import ModelConfig
+from diffwindow.models.manifest import MANIFEST, verify
 from diffwindow.models.weights import (
     WEIGHTS,
     ModelFileError,
@@ -43,8 +44,13 @@ class PretrainedModel(nn.Module, Generic[C]):
 
     @classmethod
     def from_pretrained(cls: type[M], folder: Folder) -> M:
-        """Make the model that a folder holds, ready to decode; a folder that does not fit is a ValueError."""
+        """Make the model that a folder holds, ready to decode; raise ValueError for one that does not fit.
+
+        Where the folder has a manifest, as training writes it, every file is verified first.
+        """
         path = Path(folder)
+        if (path / MANIFEST).is_file():
+            verify(path)
         fields = read_fields(path)
         config = _as_config(cls.config_class, fields, path / CONFIG)
         tensors, saved_with = read_weights(path / WEIGHTS)
@@ -60,7 +66,7 @@ class PretrainedModel(nn.Module, Generic[C]):
     def save_pretrained(self, folder: Folder, tokenizer: Savable | None = None) -> None:
         """Write the model to a folder, each file whole or not at all; other files there are left alone."""
         path = Path(folder)
-        path.mkdir(parents=True, exist_ok=True)
+        _made(path)
         if tokenizer is not None:
             with replacing(path / TOKENIZER) as temporary:
                 tokenizer.save(str(temporary))
@@ -80,13 +86,19 @@ def average_pretrained(sources: Sequence[Folder], folder: Folder) -> None:
             f"{files[0]} does not say which config it belongs to; save it with save_pretrained"
         )
     target = Path(folder)
-    target.mkdir(parents=True, exist_ok=True)
+    _made(target)
     for tokenizer in (file.parent / TOKENIZER for file in reversed(files)):
         if tokenizer.is_file():
             with replacing(target / TOKENIZER) as temporary:
                 shutil.copyfile(tokenizer, temporary)
             break
     _write_model(target, tensors, config)
+
+
+def _made(folder: Path) -> None:
+    """Make a model folder; the manifest of a model that was there before goes with that model."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / MANIFEST).unlink(missing_ok=True)
 
 
 def _write_model(folder: Path, tensors: Mapping[str, Tensor], config: str) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from diffwindow.files import write_atomically
+from diffwindow.models.manifest import MANIFEST, verify
 from diffwindow.models.pretrained import average_pretrained
 from diffwindow.tasks.folder import TASK
-from diffwindow.training.checkpoint import MANIFEST, verify, write_checkpoint
+from diffwindow.training.checkpoint import write_checkpoint
 from diffwindow.training.run import Run
 from diffwindow.training.shelf import Shelf
 

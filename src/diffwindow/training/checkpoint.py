@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,20 +11,11 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
-from diffwindow.files import flush, sha256_of, write_json
+from diffwindow.files import flush
+from diffwindow.models.manifest import CheckpointError, verify, write_manifest
 from diffwindow.models.weights import WEIGHTS, ModelFileError, read_weights
 
-MANIFEST = "checkpoint.json"
 STATE = "state.safetensors"
-FORMAT = 1
-
-
-class CheckpointError(ValueError):
-    """A checkpoint that is not as it was written."""
-
-
-class FormatError(ValueError):
-    """A checkpoint of another version, which may be as good as any."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +40,7 @@ def write_checkpoint(
         if tensors:
             # copies, because safetensors refuses tensors that share memory
             save_file({name: x.detach().cpu().clone() for name, x in tensors.items()}, temporary / STATE)
-        hashes = {path.name: sha256_of(path) for path in sorted(temporary.iterdir())}
-        manifest = {"format": FORMAT, "files": hashes, "state": state}
-        write_json(temporary / MANIFEST, manifest | {"sha256": _digest(manifest)})
+        write_manifest(temporary, state)
         for path in temporary.iterdir():
             flush(path)
         flush(temporary)
@@ -74,42 +61,19 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     return Checkpoint(folder, weights, tensors, state)
 
 
-def verify(folder: Path) -> dict[str, Any]:
-    """Check a checkpoint's files against its manifest, and give its plain state."""
-    path = folder / MANIFEST
-    try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-        said = manifest.pop("sha256")
-        files, version, state = manifest["files"], manifest["format"], manifest["state"]
-    except FileNotFoundError:
-        raise CheckpointError(f"{folder} has no {MANIFEST}") from None
-    except (ValueError, KeyError, AttributeError, TypeError):
-        raise CheckpointError(f"{path} is damaged") from None
-    if said != _digest(manifest):
-        raise CheckpointError(f"{path} is damaged")
-    if version != FORMAT:
-        raise FormatError(
-            f"{folder} has format {version}, but this version of diffwindow reads {FORMAT}; "
-            "go on with the version that wrote it"
-        )
-    for name, expected in files.items():
-        if not (folder / name).is_file():
-            raise CheckpointError(f"{folder / name} is missing")
-        if sha256_of(folder / name) != expected:
-            raise CheckpointError(f"{folder / name} is damaged")
-    return dict(state)
-
-
-def _digest(manifest: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-
-
 def _rename(temporary: Path, folder: Path) -> None:
     """Rename a folder over another; what was there is moved aside first and then removed."""
     old = folder.with_name(f".{folder.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    if folder.exists():
+    _remove(old)
+    if folder.exists() or folder.is_symlink():
         folder.rename(old)
     temporary.rename(folder)
     flush(folder.parent)
-    shutil.rmtree(old, ignore_errors=True)
+    _remove(old)
+
+
+def _remove(path: Path) -> None:
+    """Remove a folder, or a link to one but not what it points to."""
+    if path.is_symlink():
+        path.unlink()
+    shutil.rmtree(path, ignore_errors=True)

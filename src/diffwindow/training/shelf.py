@@ -9,14 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
+from diffwindow.models.manifest import CheckpointError, verify
 from diffwindow.models.weights import WEIGHTS, average_weights
-from diffwindow.training.checkpoint import (
-    Checkpoint,
-    CheckpointError,
-    read_checkpoint,
-    verify,
-    write_checkpoint,
-)
+from diffwindow.training.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 
 Tell = Callable[[str], None]
 
