@@ -83,10 +83,22 @@ def test_bad_rows(run, pair, tmp_path):
     code, _, err = run("prepare", *pair, "--out", tmp_path / "store")
     assert code == 2
     assert err.count("\n") == 1
-    assert "a.de, line 2: empty target" in err
+    assert "a.de, line 2: empty target; fix the file, or pass --skip-bad to leave such rows out" in err
     code, out, _ = run("prepare", *pair, "--out", tmp_path / "store", "--skip-bad")
     assert code == 0
     assert "skipped 50: empty target (first: " in out
+
+
+def test_only_the_verb_that_can_skip_bad_rows_advises_it(run, tmp_path):
+    for name in ("train", "dev", "test"):
+        (tmp_path / f"{name}.txt").write_text("(3 (2 It) (4 good))\n(3 (2 It\n")
+    for verb in (("train", "sst2"), ("reproduce", "table5", "--columns", "sst", "--jobs", 1)):
+        code, _, err = run(*verb, "--data", tmp_path, "--out", tmp_path / "out")
+        assert code == 2
+        assert "train.txt, line 2: not a labelled tree" in err
+        assert "--skip-bad" not in err
+    code, _, err = run("prepare", "sst2", "--data", tmp_path, "--out", tmp_path / "store", "--dry-run")
+    assert (code, "pass --skip-bad" in err) == (2, True)
 
 
 def test_dry_run_writes_nothing(run, pair, tmp_path):

@@ -1,11 +1,12 @@
 import json
+import os
 
 import pytest
 
 from diffwindow.data import chunks
 from diffwindow.data import prepare as module
 from diffwindow.data.audit import CorpusError
-from diffwindow.data.corpora import agreement_recipe, plain_text, two_files
+from diffwindow.data.corpora import agreement_recipe, plain_text, recipe_of, two_files
 from diffwindow.data.estimate import estimate
 from diffwindow.data.integrity import MEMORY
 from diffwindow.data.prepare import prepare
@@ -184,3 +185,20 @@ def test_dry_run_estimates_and_writes_nothing(pairs, whole):
     assert expected.bytes == pytest.approx(actual, rel=0.1)
     assert expected.seconds > 0
     assert set(pairs.iterdir()) == before
+
+
+def test_a_folder_is_known_by_the_files_inside(tmp_path):
+    for name in ("train/neg/0.txt", "train/pos/0.txt", "test/neg/0.txt", "test/pos/0.txt"):
+        (tmp_path / "aclImdb" / name).parent.mkdir(parents=True)
+        (tmp_path / "aclImdb" / name).write_text("a fine film")
+    before = recipe_of("imdb", tmp_path).inputs()
+    assert before == recipe_of("imdb", tmp_path).inputs()
+    folder = tmp_path / "aclImdb/train"
+    times = folder.stat()
+    (folder / "neg/0.txt").write_text("a poor film")
+    # the folder itself does not change when a file inside does
+    os.utime(folder, ns=(times.st_atime_ns, times.st_mtime_ns))
+    after = recipe_of("imdb", tmp_path).inputs()
+    assert after["train"] != before["train"]
+    assert after["test"] == before["test"]
+    assert after["train"][0]["bytes"] == 22

@@ -1,5 +1,7 @@
 """Each baseline against its paper's equations, one pair of query and key at a time."""
 
+import math
+
 import pytest
 import torch
 from by_hand import HEADS, WIDTH, attend, batch, by_hand, mixed, real_keys, score, softmax
@@ -11,7 +13,7 @@ from diffwindow.modules.gaussian_attention import GaussianAttention
 from diffwindow.modules.global_attention import GlobalAttention
 from diffwindow.modules.localness_attention import LocalnessAttention
 from diffwindow.modules.relative_attention import RelativeAttention
-from diffwindow.modules.span_attention import RAMP, SpanAttention
+from diffwindow.modules.span_attention import RAMP, SpanAttention, mean_span
 
 
 @pytest.fixture(autouse=True)
@@ -110,6 +112,17 @@ def test_span_ramps_down_at_its_end(causal):
 
     expected = by_hand(attention, x, x, row)
     assert_close(attend(attention, x, x, mask, is_causal=causal), expected)
+
+
+def test_the_mean_span_is_over_heads_and_summed_over_layers():
+    layers = torch.nn.ModuleList(randomised(SpanAttention, size=size) for size in (4, 64))
+    with torch.no_grad():
+        for layer in layers:
+            # sigmoid(0) = 1/2 and sigmoid(log 3) = 3/4, again and again
+            layer.span_logit.copy_(torch.tensor([0.0, math.log(3.0)]).repeat(HEADS // 2))
+    # 4 (1/2 + 3/4)/2 + 64 (1/2 + 3/4)/2
+    assert mean_span(layers).item() == pytest.approx(2.5 + 40.0)
+    assert mean_span(torch.nn.Linear(2, 2)) is None
 
 
 def test_span_learns_from_its_ramp():

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from diffwindow.cli import app
-from diffwindow.reproduce import runner
+from diffwindow.reproduce import plot, runner
 from diffwindow.reproduce.findings import findings
 from diffwindow.reproduce.job import RESULT, run, settings_of
 from diffwindow.reproduce.report import FIGURE, JSON, PICTURES, REPORT, markdown, write_report
@@ -179,6 +179,50 @@ def test_the_report_says_what_agrees_and_what_failed(tmp_path):
     assert "ours (smoke)" in text
     write_report(found, tmp_path / "report")
     assert (tmp_path / "report" / REPORT).read_text(encoding="utf-8").startswith("# Accuracy")
+
+
+def test_a_lower_perplexity_is_the_gain(tmp_path):
+    table = table_of("table6").chosen([], ["Global", "Dec(MW)", "Dec(AW)"])
+    jobs = jobs_of(table, SMOKE, (1, 2), tmp_path)
+    values = {"Global": 100.0, "Dec(MW)": 90.0, "Dec(AW)": 105.0}
+    outcomes = [_outcome(job, values[job.row.key] + job.seed) for job in jobs]
+    found = findings(table, SMOKE, outcomes, "…")
+    _, better, worse = found["columns"][0]["rows"]
+    assert (better["gain"]["mean"], worse["gain"]["mean"]) == (10.0, -5.0)
+    # the paper's 46.37 fell to 44.00 and to 44.95
+    assert (better["paper_gain"], worse["paper_gain"]) == (pytest.approx(2.37), pytest.approx(1.42))
+    assert (better["verdict"], worse["verdict"]) == ("agrees", "contradicts")
+    assert found["columns"][0]["pairs"] == (1, 3)
+
+
+@pytest.mark.parametrize(("table", "column", "scale", "model"), [
+    ("table1", "en-de", "mini", "the average of the last 5 checkpoints"),
+    ("table1", "en-de", "smoke", "the average of the last 2 checkpoints"),
+    ("table5", "sst", "mini", "the model chosen on validation"),
+    ("table6", "lm", "paper", "the model after the last update"),
+])  # fmt: skip
+def test_the_report_says_which_model_is_evaluated(tmp_path, table, column, scale, model):
+    at = scale_of(scale)
+    chosen = table_of(table).chosen([column], ["Global"])
+    (job,) = jobs_of(chosen, at, (1,), tmp_path)
+    assert f"; test set; {model}; gains" in markdown(findings(chosen, at, [_outcome(job, 90.0)], "…"))
+
+
+@pytest.mark.parametrize(("table", "label"), [
+    ("table1", "perplexity by token"),
+    ("table5", "accuracy, %"),
+    ("table6", "perplexity by word"),
+])  # fmt: skip
+def test_curves_are_labelled_by_what_validations_give(tmp_path, monkeypatch, table, label):
+    chosen = table_of(table).chosen([], ["Global"])
+    jobs = jobs_of(chosen, SMOKE, (1,), tmp_path)
+    found = findings(chosen, SMOKE, [_outcome(job, 90.0) for job in jobs], "…")
+    for column in found["columns"]:
+        column["rows"][0]["learning"] = [(1, 50.0), (2, 40.0)]
+    drawn = []
+    monkeypatch.setattr(plot, "save_figure", lambda figure, _: drawn.append(figure))
+    assert plot.draw_learning(found, tmp_path / "learning.png")
+    assert {axes.get_ylabel() for axes in drawn[0].axes} == {label}
 
 
 def test_many_columns_stand_side_by_side(tmp_path):

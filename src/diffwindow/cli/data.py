@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from diffwindow.data.estimate import Estimate
     from diffwindow.data.recipe import Recipe
 
 app = typer.Typer(help="The corpora: what there is, and how to get it.", no_args_is_help=True)
@@ -114,27 +115,33 @@ def _run(
     recipe: Recipe, out: Path, tokenizer: Path | None, workers: int | None, *, skip_bad: bool, dry_run: bool
 ) -> None:
     from diffwindow.cli.progress import shown
+    from diffwindow.data.audit import BadRowError
     from diffwindow.data.estimate import estimate
     from diffwindow.data.prepare import prepare as run
 
     # processes are worth starting only for corpora that take more than a moment; reading feeds four at most
     megabytes = sum(source.bytes for source in recipe.splits.values()) / 1e6
     count = workers or (min(4, os.cpu_count() or 1) if megabytes > 20 else 1)
-    if dry_run:
-        expected = estimate(recipe, workers=count, skip_bad=skip_bad)
-        rows = ", ".join(f"{split} {number:,}" for split, number in expected.rows.items())
-        size = f"{expected.bytes / 1e6:,.1f} MB"
-        print(f"about {rows} rows, {size}, {_duration(expected.seconds)} with {count} workers")
-        return
     try:
+        if dry_run:
+            _show_estimate(estimate(recipe, workers=count, skip_bad=skip_bad), count)
+            return
         with shown() as progress:
             store = run(recipe, out, tokenizer=tokenizer, workers=count, skip_bad=skip_bad, progress=progress)
+    except BadRowError as error:
+        raise ValueError(f"{error}, or pass --skip-bad to leave such rows out and count them") from None
     except KeyboardInterrupt:
         print(f"interrupted; the same command goes on from {out}.partial", file=sys.stderr)
         raise typer.Exit(130) from None
     print(f"{out}: {store.task}, vocabulary {store.tokenizer.vocab_size:,} ({store.tokenizer.kind})")
     for split, entry in store.manifest["splits"].items():
         print(f"  {split}: {_described(entry)}")
+
+
+def _show_estimate(expected: Estimate, workers: int) -> None:
+    rows = ", ".join(f"{split} {number:,}" for split, number in expected.rows.items())
+    size = f"{expected.bytes / 1e6:,.1f} MB"
+    print(f"about {rows} rows, {size}, {_duration(expected.seconds)} with {workers} workers")
 
 
 def _described(entry: dict[str, Any]) -> str:

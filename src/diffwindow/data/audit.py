@@ -16,6 +16,10 @@ class CorpusError(ValueError):
     """A corpus that cannot be read as asked; the message names file, line and fix."""
 
 
+class BadRowError(CorpusError):
+    """A bad row that `skip_bad` would leave out."""
+
+
 @dataclass
 class Audit:
     """Count what is read; a bad row is an error, or counted when `skip_bad`.
@@ -38,10 +42,7 @@ class Audit:
         """Raise on a bad row, or count it under `problem`."""
         place = f"{path}, line {line}"
         if not self.skip_bad:
-            raise CorpusError(
-                f"{place}: {problem}{': ' + detail if detail else ''}; "
-                "fix the file, or pass --skip-bad to leave such rows out and count them"
-            )
+            raise BadRowError(f"{place}: {problem}{': ' + detail if detail else ''}; fix the file")
         self.skipped[problem] += 1
         self.first_skipped.setdefault(problem, place)
 

@@ -13,11 +13,10 @@ from functools import partial
 from pathlib import Path
 
 from diffwindow.data.audit import Audit, CorpusError, Row
-from diffwindow.data.holdout import share
 from diffwindow.data.lines import locate
 from diffwindow.data.readers import agreement as sva
 from diffwindow.data.readers import imdb, parallel, sst, text
-from diffwindow.data.recipe import Reader, Recipe, Source, Vocabulary
+from diffwindow.data.recipe import Recipe, Source, Vocabulary
 from diffwindow.data.synthetic import AgreementExample, agreement, reorder
 from diffwindow.data.synthetic.parts import Part
 
@@ -28,11 +27,7 @@ def _source(reader: Callable[..., Iterator[Row]], *files: Path) -> Source:
 
 def _shared_out(source: Source, field: str, shares: dict[str, range]) -> dict[str, Source]:
     """Divide one source by the hash of a field."""
-
-    def part(buckets: range) -> Reader:
-        return lambda audit: share(source.reader(audit), field, buckets)
-
-    return {split: Source(part(buckets), source.files) for split, buckets in shares.items()}
+    return {split: source.share(field, buckets) for split, buckets in shares.items()}
 
 
 def two_files(source: Path, target: Path) -> Source:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -9,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from diffwindow.data.audit import Audit, Row
+from diffwindow.data.holdout import share
 from diffwindow.data.store import TASKS
 from diffwindow.data.tokenizer import Kind
 
@@ -25,11 +28,23 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class Source:
-    """Rows of one split: a reader, and the files it reads (or, for generated rows, their number)."""
+    """Rows of one split: a reader, and the files it reads (or, for generated rows, their number).
+
+    `divided` counts how often rows were chosen by the hash of their text (see `holdout.share`).
+    """
 
     reader: Reader
     files: tuple[Path, ...] = ()
     rows: int | None = None
+    divided: int = 0
+
+    def share(self, field: str, buckets: range) -> Source:
+        """Return the rows whose text in `field` hashes into `buckets` (out of 1000)."""
+
+        def read(audit: Audit) -> Iterator[Row]:
+            return share(self.reader(audit), field, buckets, divided=self.divided)
+
+        return replace(self, reader=read, divided=self.divided + 1)
 
     def read(self, audit: Audit) -> Iterator[Row]:
         """Yield the rows, counting them."""
@@ -97,14 +112,24 @@ class Recipe:
         }
 
     def inputs(self) -> dict[str, list[dict[str, Any]]]:
-        """Describe the input files by split: name, bytes, time of change."""
+        """Describe the input files by split: name, bytes, time of change; of a folder, all files inside."""
         return {
-            split: [
-                {"file": str(path), "bytes": path.stat().st_size, "changed": path.stat().st_mtime_ns}
-                for path in source.files
-            ]
+            split: [_folder(path) if path.is_dir() else _file(path) for path in source.files]
             for split, source in self.splits.items()
         }
+
+
+def _file(path: Path) -> dict[str, Any]:
+    status = path.stat()
+    return {"file": str(path), "bytes": status.st_size, "changed": status.st_mtime_ns}
+
+
+def _folder(path: Path) -> dict[str, Any]:
+    """Describe a folder by its files: how many, their bytes, and a hash of each one's description."""
+    files = [_file(file) for file in sorted(_inside(path))]
+    digest = hashlib.sha256(json.dumps(files).encode()).hexdigest()
+    size = sum(file["bytes"] for file in files)
+    return {"file": str(path), "files": len(files), "bytes": size, "sha256_of_list": digest}
 
 
 def _inside(path: Path) -> Iterator[Path]:

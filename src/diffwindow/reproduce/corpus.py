@@ -6,9 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from diffwindow.data.corpora import generated, recipe_of
-from diffwindow.data.holdout import share
 from diffwindow.data.prepare import Progress, prepare, quiet
-from diffwindow.data.recipe import Recipe, Source
+from diffwindow.data.recipe import Recipe
 from diffwindow.data.store import TASKS
 from diffwindow.reproduce.setting import Setting
 
@@ -28,9 +27,7 @@ def recipe(setting: Setting, data: Path | None) -> Recipe:
     found = found.adjusted(vocab_size=setting.vocab_size, moses=None)
     if setting.kept == 1000:
         return found
-    splits = found.splits | {"train": _kept(found.splits["train"], TASKS[found.task][0], setting.kept)}
-    return replace(found, splits=splits, variant=found.variant | {"kept": setting.kept})
-
-
-def _kept(source: Source, field: str, thousandths: int) -> Source:
-    return replace(source, reader=lambda audit: share(source.reader(audit), field, range(thousandths)))
+    kept = found.splits["train"].share(TASKS[found.task][0], range(setting.kept))
+    return replace(
+        found, splits=found.splits | {"train": kept}, variant=found.variant | {"kept": setting.kept}
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -12,7 +13,9 @@ from diffwindow.reproduce.job import Result
 from diffwindow.reproduce.runner import Outcome
 from diffwindow.reproduce.scale import Scale
 from diffwindow.reproduce.statistics import agreeing_pairs, difference, summary, verdict
-from diffwindow.reproduce.table import Column, Row, Table
+from diffwindow.reproduce.table import SHOWN, Column, Row, Table
+from diffwindow.training.config import TrainConfig
+from diffwindow.training.settings import resolve
 
 Finding = dict[str, Any]
 GROUPS = {
@@ -69,6 +72,7 @@ def _column(table: Table, column: Column, scale: Scale, outcomes: Sequence[Outco
         "title": column.title,
         "metric": column.metric,
         "split": column.split,
+        "model": _evaluated_model(resolve(setting.preset, setting.overrides).train),
         "corpus": setting.store_name,
         "settings": [setting.preset, *setting.overrides],
         "base": base.label,
@@ -77,13 +81,29 @@ def _column(table: Table, column: Column, scale: Scale, outcomes: Sequence[Outco
     }
 
 
+def _evaluated_model(config: TrainConfig) -> str:
+    """Say which model of a run is evaluated.
+
+    >>> _evaluated_model(TrainConfig(max_updates=1500, save_every=100, final="average"))
+    'the average of the last 5 checkpoints'
+    """
+    if config.final == "average":
+        saved = math.ceil(config.max_updates / config.save_every)
+        return f"the average of the last {min(config.average_last, saved)} checkpoints"
+    return "the model chosen on validation" if config.final == "best" else "the model after the last update"
+
+
 def _row(
     row: Row, base: Row, column: Column, by_seed: dict[int, Result], values: dict[str, dict[int, float]]
 ) -> Finding:
     own = values[row.key]
-    gain = difference(own, values[base.key]) if row is not base else None
+    # a gain above 0 is better, so that of a perplexity is how far it fell
+    _, more_is_better = SHOWN[column.metric]
+    sign = 1.0 if more_is_better else -1.0
+    gain = difference(_scaled(own, sign), _scaled(values[base.key], sign)) if row is not base else None
     paper, paper_base = row.paper.get(column.name), base.paper.get(column.name)
-    paper_gain = None if row is base or paper is None or paper_base is None else paper - paper_base
+    unknown = row is base or paper is None or paper_base is None
+    paper_gain = None if unknown else sign * (row.paper[column.name] - base.paper[column.name])
     return {
         "key": row.key,
         "label": row.label,
@@ -98,6 +118,10 @@ def _row(
         "groups": {by: _groups([result["metrics"] for result in by_seed.values()], by) for by in GROUPS},
         "windows": _windows([result["metrics"] for result in by_seed.values()]),
     }
+
+
+def _scaled(values: Mapping[int, float], factor: float) -> dict[int, float]:
+    return {seed: factor * value for seed, value in values.items()}
 
 
 def _groups(metrics: Sequence[Result], by: str) -> dict[str, tuple[float, int]]:

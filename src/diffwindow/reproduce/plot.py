@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from diffwindow.reproduce.findings import Finding
-from diffwindow.reproduce.table import SHOWN
+from diffwindow.reproduce.table import LEARNING, SHOWN
 from diffwindow.view.figure import save_figure
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ def draw_gains(found: Finding, path: Path) -> bool:
         axes.set_title(_wrapped(f"{column['title']} ({found['scale']})"), fontsize=9)
         unit, more_is_better = SHOWN[column["metric"]]
         points = unit.replace(", %", " in points")
-        better = "" if more_is_better else " (less is better)"
-        axes.set_xlabel(f"change of {points} over {column['base']}{better}", fontsize=8)
+        change = "gain in" if more_is_better else "reduction of"
+        axes.set_xlabel(f"{change} {points} against {column['base']}", fontsize=8)
     if len(columns) > ABREAST and len({column["metric"] for column in columns}) == 1:
         # many panels are there to be compared
         low, high = zip(*(axes.get_xlim() for axes in panels), strict=True)
@@ -69,13 +69,12 @@ def draw_learning(found: Finding, path: Path) -> bool:
                 # ten colours, then the same ones dashed
                 style = "-" if place < 10 else "--"
                 axes.plot(updates, values, style, color=f"C{place}", marker=".", label=row["label"])
-        perplexity = column["metric"] != "accuracy"
-        if perplexity:
+        if column["metric"] != "accuracy":
             # the first validations are far above the rest; round numbers label the axis
             axes.set_yscale("log")
             axes.yaxis.set_major_formatter("{x:g}")
             axes.yaxis.set_minor_formatter("{x:g}")
-        axes.set_ylabel("perplexity by token" if perplexity else "accuracy, %", fontsize=8)
+        axes.set_ylabel(LEARNING[column["metric"]], fontsize=8)
         axes.set_xlabel("update", fontsize=8)
         axes.set_title(_wrapped(f"{column['title']} ({found['scale']}), validation"), fontsize=9)
         axes.legend(fontsize=7)

@@ -21,10 +21,7 @@ PICTURES: dict[str, tuple[str, Callable[[Finding, Path], bool]]] = {
 }
 # more columns than this also stand side by side
 MANY = 3
-EVALUATED = {
-    "test": "test set, the model chosen on validation",
-    "valid": "validation set, the test set not read",
-}
+EVALUATED = {"test": "test set", "valid": "validation set, the test set not read"}
 
 
 def write_report(found: Finding, folder: Path) -> None:
@@ -77,8 +74,9 @@ def _column(column: Finding, scale: str) -> list[str]:
     lines = [_cells(row, published=published, tested=tested) for row in column["rows"]]
     texts = [
         f"## {column['title']}: {name}, {'more' if more_is_better else 'less'} is better",
-        f"Corpus `{column['corpus']}`; {EVALUATED[column['split']]}; gains are over {column['base']}, "
-        "means of the differences by seed, over the seeds that both have.",
+        f"Corpus `{column['corpus']}`; {EVALUATED[column['split']]}; {column['model']}; gains are over "
+        f"{column['base']}, means of the differences by seed, over the seeds that both have; a gain above 0 "
+        "is better.",
         f"Settings: `{' '.join(column['settings'])}`",
         _table(heads, lines),
     ]

@@ -16,6 +16,12 @@ SHOWN: dict[Metric, tuple[str, bool]] = {
     "accuracy": ("accuracy, %", True),
     "perplexity": ("perplexity by word", False),
 }
+# what validations during training show in the place of each metric: BLEU takes a search, so they have none
+LEARNING: dict[Metric, str] = {
+    "bleu": "perplexity by token",
+    "accuracy": "accuracy, %",
+    "perplexity": "perplexity by word",
+}
 
 
 @dataclass(frozen=True)

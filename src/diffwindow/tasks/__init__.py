@@ -1,5 +1,5 @@
 """Translation, classification and language modelling: from a batch to a loss, from a model to its metrics.
 
-`make_task(store, model, options)` is the one door for the layers above: `model` holds the fields of the
-model config that the store does not decide (all but `vocab_size` and `num_classes`), `attention` among them.
+`registry.task_of(store, config, options)` makes the task of a store; `registry.model_config(store, settings)`
+makes its model config from `settings` and what the store decides (`vocab_size` and `num_classes`).
 """

@@ -50,7 +50,8 @@ class TrainConfig(Section):
     """The loop. Updates, not epochs, are its clock.
 
     An update takes `accumulate` batches in each process, each of at most `max_tokens` padded tokens.
-    `patience` counts validations without a better `watch`; None never stops early.
+    `patience` counts validations without a better `watch`; None never stops early. `span_penalty` is the
+    cost per token of each key of a layer's mean learned span (`Span`); other attentions have none.
     """
 
     max_updates: Count
@@ -70,6 +71,7 @@ class TrainConfig(Section):
     eps: Positive = 1e-8
     weight_decay: NonNegative = 0.0
     clip_norm: Positive | None = None
+    span_penalty: NonNegative = 2e-6
 
     device: str = "auto"
     precision: Precision = "fp32"

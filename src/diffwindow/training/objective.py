@@ -7,6 +7,7 @@ from typing import Generic
 import torch
 from torch import Tensor, nn
 
+from diffwindow.modules.span_attention import mean_span
 from diffwindow.tasks.task import B, Task
 from diffwindow.training.config import Precision
 
@@ -14,19 +15,27 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Objective(nn.Module, Generic[B]):
-    """Give the summed loss of a batch, with autocast where the precision asks for it."""
+    """Compute the summed loss of a batch, with autocast where the precision asks for it.
 
-    def __init__(self, task: Task[B], model: nn.Module, device: str, precision: str) -> None:
+    `span_penalty` is added to the loss per unit for each key of the learned spans, if the model has any.
+    """
+
+    def __init__(
+        self, task: Task[B], model: nn.Module, device: str, precision: str, *, span_penalty: float = 0.0
+    ) -> None:
         super().__init__()
+        self._span_penalty = span_penalty
         self.model = model
         self._task = task
         self._device_type = device.partition(":")[0]
         self._dtype = DTYPES.get(precision)
 
     def forward(self, batch: B) -> Tensor:
-        """Give the loss, a sum over the batch's units."""
+        """Return the loss, a sum over the batch's units."""
         with torch.autocast(self._device_type, dtype=self._dtype, enabled=self._dtype is not None):
-            return self._task.loss(self.model, batch).total
+            loss = self._task.loss(self.model, batch)
+        spans = mean_span(self.model)
+        return loss.total if spans is None else loss.total + loss.units * self._span_penalty * spans
 
 
 def pick_precision(asked: Precision, device: str) -> str:

@@ -57,7 +57,7 @@ class Updater(Generic[B]):
         precision = pick_precision(config.precision, world.device)
         device_type = world.device.partition(":")[0]
         self.scaler = torch.amp.GradScaler(device_type, enabled=precision == "fp16")
-        module: nn.Module = Objective(task, model, world.device, precision)
+        module: nn.Module = Objective(task, model, world.device, precision, span_penalty=config.span_penalty)
         self._parallel: DistributedDataParallel | None = None
         if world.size > 1:
             module = self._parallel = DistributedDataParallel(module, gradient_as_bucket_view=True)

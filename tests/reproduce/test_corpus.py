@@ -1,0 +1,34 @@
+"""A share of the training rows, also of corpora that were split by the same hash."""
+
+import pytest
+
+from diffwindow.data.audit import Audit
+from diffwindow.reproduce.corpus import recipe
+from diffwindow.reproduce.setting import Setting
+
+
+def texts(recipe, split):
+    return [row["text"] for row in recipe.splits[split].read(Audit())]
+
+
+@pytest.mark.parametrize("kept", [50, 500])
+def test_a_corpus_without_splits_keeps_its_share(tmp_path, kept):
+    for name in ("train", "test"):
+        lines = (f"{i % 2}\t1\t{i}\treview number {i}\n" for i in range(4000))
+        (tmp_path / f"imdb_{name}.tsv").write_text("".join(lines))
+    whole = recipe(Setting("imdb"), tmp_path)
+    part = recipe(Setting("imdb", kept=kept), tmp_path)
+    train = texts(whole, "train")
+    assert len(train) == pytest.approx(3600, rel=0.02)
+    assert set(texts(part, "train")) < set(train)
+    assert len(texts(part, "train")) == pytest.approx(len(train) * kept / 1000, rel=0.15)
+    assert texts(part, "valid") == texts(whole, "valid")
+
+
+def test_a_corpus_with_splits_keeps_the_rows_of_the_published_results():
+    part = recipe(Setting("agreement", rows=200, kept=100), None)
+    # chosen once and for all by crc32(text) % 1000 < 100
+    from zlib import crc32
+
+    whole = texts(recipe(Setting("agreement", rows=200), None), "train")
+    assert texts(part, "train") == [text for text in whole if crc32(text.encode()) % 1000 < 100]
