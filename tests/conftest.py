@@ -5,7 +5,7 @@ import pytest
 import torch
 from jaxtyping import config, install_import_hook
 
-SHAPED = ["functional", "ops", "kernels", "modules", "models"]
+SHAPED = ["arguments", "functional", "ops", "kernels", "modules", "models"]
 install_import_hook([f"diffwindow.{name}" for name in SHAPED], "beartype.beartype")
 
 # The tensors here are small: a second thread would cost more than it gives.

@@ -8,15 +8,13 @@ probability that the boundary lies at or before a key, and G, its suffix sums, t
 """
 
 import math
-from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-Expectation = Literal["paper", "exact"]
-EXPECTATIONS: tuple[str, ...] = get_args(Expectation)
+from diffwindow.arguments import EXPECTATIONS, Expectation, check_choice
 
 
 def discrete_window(left: int | Int[Tensor, "..."], right: int | Int[Tensor, "..."], num_keys: int) -> Tensor:
@@ -96,8 +94,7 @@ def soft_window(
     >>> soft_window(one_hot[8], one_hot[3])
     tensor([0., 0., 0., 1., 1., 1., 1., 1., 1., 0.])
     """
-    if expectation not in EXPECTATIONS:
-        raise ValueError(f"expectation={expectation!r} is not one of {', '.join(map(repr, EXPECTATIONS))}")
+    check_choice("expectation", expectation, EXPECTATIONS)
     f_left = rightward(phi_left, segment_size, segment_origin=segment_origin)
     g_left = leftward(phi_left, segment_size, segment_origin=segment_origin)
     f_right = rightward(phi_right, segment_size, segment_origin=segment_origin)

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal, NoReturn, get_args
 
-from diffwindow.functional import Expectation
+from diffwindow.arguments import Expectation
 
 Role = Literal["Enc", "Cr", "Dec"]
 ROLES: tuple[Role, ...] = get_args(Role)

@@ -1,5 +1,6 @@
 """One call of window attention with all its options, and how far each implementation is from exact."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -8,7 +9,14 @@ from torch import Tensor
 from diffwindow import ops
 
 LENGTHS = (1, 2, 31, 63, 64, 65, 257)
-MASKS = ("none", "padding", "per query", "per head", "one key", "transposed", "hides all")
+MASKS = (
+    "none", "padding", "per query", "per head", "one key", "transposed", "hides all", "sliced", "expanded"
+)  # fmt: skip
+LAYOUTS = (
+    "rows", "heads inside", "columns", "batch last", "padded", "sliced",
+    "one head", "one column", "overlapping", "shared",
+)  # fmt: skip
+ORIGINS = (torch.int64, torch.int32, torch.int16)
 
 
 @dataclass(frozen=True)
@@ -27,6 +35,9 @@ class Configuration:
     expectation: str = "paper"
     mask: str = "none"
     stacked: bool = False
+    layouts: tuple[str, ...] = ("rows",) * 9  # of each tensor in memory
+    grad_layout: str = "rows"
+    origin_dtype: torch.dtype = torch.int64
     scale: float | None = None
     dtype: torch.dtype = torch.float32
     spread: float = 1.0
@@ -63,7 +74,43 @@ def draw(seed: int) -> Configuration:
         dtype=choose(torch.float32, torch.float32, torch.bfloat16),
         spread=choose(0.3, 1.0, 2.0),
         seed=seed,
+        layouts=tuple(choose(*LAYOUTS) for _ in range(9)),
+        grad_layout=choose(*LAYOUTS[:-1]),
+        origin_dtype=choose(*ORIGINS),
     )
+
+
+def lay_out(x: Tensor, layout: str) -> Tensor:
+    """Place a `[b h n e]` tensor in memory; those that share elements take the values that fit."""
+    if layout == "heads inside":
+        return x.transpose(1, 2).contiguous().transpose(1, 2)
+    if layout == "columns":
+        return x.mT.contiguous().mT
+    if layout == "batch last":
+        return x.permute(1, 2, 3, 0).contiguous().permute(3, 0, 1, 2)
+    if layout in ("padded", "sliced"):
+        step = 1 if layout == "padded" else 2
+        shape = (*x.shape[:2], 2 * x.shape[2], 2 * x.shape[3] + 1)
+        view = torch.full(shape, math.nan, dtype=x.dtype)[:, :, ::2, : step * x.shape[3] : step]
+        return view.copy_(x)
+    if layout == "one head":
+        return x[:, :1].contiguous().expand_as(x)
+    if layout == "one row":
+        return x[:, :, :1].contiguous().expand_as(x)
+    if layout == "one column":
+        return x[..., :1].contiguous().expand_as(x)
+    if layout == "overlapping":
+        return torch.cat([x[..., 0], x[..., -1, 1:]], -1).unfold(-1, x.shape[-1], 1)
+    return x.contiguous()
+
+
+def laid_out(inputs: list[Tensor], layouts: tuple[str, ...]) -> list[Tensor]:
+    """Lay each tensor out; a "shared" one is the memory of the first of its shape."""
+    views: list[Tensor] = []
+    for x, layout in zip(inputs, layouts, strict=False):
+        same = [view for view in views if view.shape == x.shape] if layout == "shared" else []
+        views.append(same[0] if same else lay_out(x, layout))
+    return views
 
 
 def tensors(config: Configuration) -> list[Tensor]:
@@ -76,7 +123,7 @@ def tensors(config: Configuration) -> list[Tensor]:
         shapes += [(q, local), (k, local)]
     lead = (config.batch, config.heads)
     drawn = [torch.randn(*lead, *shape, generator=random, dtype=torch.float64) for shape in shapes]
-    return [(x * config.spread).to(config.dtype).double() for x in drawn]
+    return laid_out([(x * config.spread).to(config.dtype).double() for x in drawn], config.layouts)
 
 
 def attention_mask(config: Configuration) -> Tensor | None:
@@ -92,6 +139,10 @@ def attention_mask(config: Configuration) -> Tensor | None:
         return torch.rand(b, 1, q, 1, generator=random) < 0.8
     if config.mask == "hides all":
         return torch.rand(b, h, q, k, generator=random) < 2 / k
+    if config.mask == "expanded":
+        return (torch.rand(b, 1, 1, k, generator=random) < 0.7).expand(b, h, q, k)
+    if config.mask == "sliced":
+        return (torch.rand(b, h, 2 * q, 3 * k, generator=random) < 0.7)[:, :, ::2, ::3]
     visible = torch.rand(b if config.mask == "per head" else 1, h, q, k, generator=random) < 0.7
     if config.mask == "transposed":
         return visible.mT.contiguous().mT
@@ -99,7 +150,9 @@ def attention_mask(config: Configuration) -> Tensor | None:
 
 
 def options(config: Configuration) -> dict:
-    origin = torch.randint(0, config.keys, (config.batch,), generator=config.generator())
+    # every other element, so that it is not contiguous
+    origin = torch.randint(0, config.keys, (2 * config.batch,), generator=config.generator())[::2]
+    origin = origin.to(config.origin_dtype)
     return {
         "attn_mask": attention_mask(config),
         "is_causal": config.causal,
@@ -133,16 +186,23 @@ def call(inputs: list[Tensor], *, impl: str, **chosen) -> Tensor:
 
 def output_and_gradients(config: Configuration, impl: str, dtype: torch.dtype) -> list[Tensor]:
     """Run forward and backward; the gradient that comes in is random but the same for all."""
-    inputs = [x.to(dtype) for x in tensors(config)]
-    inputs = [x.requires_grad_() for x in (as_views(inputs) if config.stacked else inputs)]
+    inputs = leaves(config, dtype)
     out = call(inputs, impl=impl, **options(config))
-    return [out, *torch.autograd.grad(out, inputs, incoming(config).to(dtype))]
+    return [out, *torch.autograd.grad(out, inputs, lay_out(incoming(config).to(dtype), config.grad_layout))]
+
+
+def leaves(config: Configuration, dtype: torch.dtype) -> list[Tensor]:
+    """Return the tensors in the memory layouts of the configuration, each a leaf of its own."""
+    inputs = [x.to(dtype) for x in tensors(config)]
+    views = as_views(inputs) if config.stacked else laid_out(inputs, config.layouts)
+    return [x.detach().requires_grad_() for x in views]
 
 
 def incoming(config: Configuration) -> Tensor:
     """Draw the gradient of the output."""
     shape = (config.batch, config.heads, config.queries, config.widths[-1])
-    return torch.randn(shape, generator=config.generator(), dtype=torch.float64).to(config.dtype)
+    grad = torch.randn(shape, generator=config.generator(), dtype=torch.float64).to(config.dtype)
+    return lay_out(grad, config.grad_layout)
 
 
 def check(config: Configuration) -> None:

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import torch
-from configuration import Configuration, as_views, call, options, tensors
+from configuration import Configuration, call, leaves, options, tensors
 
 from diffwindow.kernels import build
 
@@ -14,6 +14,7 @@ pytestmark = pytest.mark.skipif(build.compiler() is None, reason="no C++ compile
 CONFIGURATIONS = {
     "multiplicative": Configuration(additive=False, queries=5, keys=9, causal=True),
     "additive": Configuration(queries=5, keys=9, segment_size=2, origin=True, mask="per head"),
+    "turned": Configuration(queries=5, keys=9, layouts=("columns", "one row", "overlapping") * 3),
     "views in bf16": Configuration(queries=5, keys=9, stacked=True, dtype=torch.bfloat16),
 }
 
@@ -21,13 +22,10 @@ CONFIGURATIONS = {
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_opcheck(name):
     config = CONFIGURATIONS[name]
-    inputs = [x.to(config.dtype) for x in tensors(config)]
-    inputs = [x.requires_grad_() for x in (as_views(inputs) if config.stacked else inputs)]
     chosen = options(config)
-    seed = torch.tensor(7)
-    padded = (*inputs, None, None)[:9]
-    rest = (chosen["attn_mask"], chosen["segment_origin"], seed, config.causal, config.segment_size, False)
-    arguments = (*padded, *rest, 0.3, 0.1)
+    padded = (*leaves(config, config.dtype), None, None)[:9]
+    given = (*padded, chosen["attn_mask"], None, chosen["segment_origin"], torch.tensor(7))
+    arguments = (*given, config.causal, config.segment_size, False, 0.3, 0.1, "cpu")
     forward = torch.ops.diffwindow.window_attention.default
     torch.library.opcheck(forward, arguments)
     out, rows = forward(*arguments)

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from diffwindow import functional, ops
-from diffwindow.functional import EXPECTATIONS, Expectation
+from diffwindow.arguments import EXPECTATIONS, Expectation
 from diffwindow.modules.masks import first_visible_key, visible_keys
 from diffwindow.modules.stacked_attention import StackedAttention, check_heads
 from diffwindow.modules.view import EVERYTHING, View

@@ -1,0 +1,128 @@
+"""The arguments of window attention as values, and the checks that name a wrong one."""
+
+import difflib
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, get_args
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+Expectation = Literal["paper", "exact"]
+EXPECTATIONS: tuple[str, ...] = get_args(Expectation)
+
+
+class Boundaries(NamedTuple):
+    """The projected queries and keys of a window's two pointers; each pair has its own head width."""
+
+    q_left: Float[Tensor, "b h q left"]
+    k_left: Float[Tensor, "b h k left"]
+    q_right: Float[Tensor, "b h q right"]
+    k_right: Float[Tensor, "b h k right"]
+
+
+class Options(NamedTuple):
+    """Everything but the projected tensors, as `ops.multiplicative_window_attention` describes it."""
+
+    attn_mask: Bool[Tensor, "..."] | None = None
+    attn_bias: Float[Tensor, "..."] | None = None
+    is_causal: bool = False
+    segment_size: int = 1
+    segment_origin: Int[Tensor, " b"] | None = None
+    expectation: Expectation = "paper"
+    scale: float | None = None
+    dropout_p: float = 0.0
+
+
+def check_tensors(
+    q: Tensor, k: Tensor, v: Tensor, boundaries: Boundaries, local: tuple[Tensor, Tensor] | None
+) -> None:
+    """Raise unless all tensors are `[b h n e]` of one type and device, and agree where they meet."""
+    if not isinstance(boundaries, Boundaries):
+        raise TypeError(f"boundaries is a {type(boundaries).__name__}; pass diffwindow.Boundaries")
+    named = {"q": q, "k": k, "v": v, **boundaries._asdict()}
+    named |= dict(zip(("q_local", "k_local"), local or (), strict=False))
+    for name, x in named.items():
+        if x.dim() != 4:
+            raise ValueError(f"{name} has shape {list(x.shape)}, not [batch, heads, length, width]")
+        if not x.is_floating_point() or x.dtype != q.dtype:
+            raise TypeError(f"{name} is {x.dtype} and q is {q.dtype}; all must be one floating-point type")
+        _check_device(name, x, q)
+        like = q if name.startswith("q") else k
+        if x.shape[:2] != q.shape[:2] or x.shape[2] != like.shape[2]:
+            raise ValueError(
+                f"{name} has shape {list(x.shape)}, which does not fit "
+                f"q {list(q.shape)} and k {list(k.shape)} in batch, heads and length"
+            )
+    pairs = (("q", "k"), ("q_left", "k_left"), ("q_right", "k_right"), ("q_local", "k_local"))
+    for a, b in pairs[: 3 + bool(local)]:
+        if named[a].shape[-1] != named[b].shape[-1]:
+            raise ValueError(f"{a} has head width {named[a].shape[-1]} and {b} has {named[b].shape[-1]}")
+
+
+def check_options(q: Tensor, k: Tensor, options: Options) -> None:
+    """Raise unless the options are in their ranges and fit `q` and `k`."""
+    check_segment_size(options.segment_size)
+    check_choice("expectation", options.expectation, EXPECTATIONS)
+    check_dropout("dropout_p", options.dropout_p)
+    mask, bias = options.attn_mask, options.attn_bias
+    if mask is not None:
+        if mask.dtype != torch.bool:
+            raise TypeError(f"attn_mask is {mask.dtype}; pass a boolean mask, True where a query may look")
+        _check_broadcast("attn_mask", mask, q, k)
+    if bias is not None:
+        if not bias.is_floating_point():
+            raise TypeError(f"attn_bias is {bias.dtype}; pass floating-point values to add to the scores")
+        _check_broadcast("attn_bias", bias, q, k)
+    _check_origin(options.segment_origin, q)
+
+
+def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
+    """Raise a ValueError that names the nearest choice unless `value` is one of `choices`."""
+    if value in choices:
+        return
+    near = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.5)
+    hint = f'; did you mean "{near[0]}"?' if near else ""
+    raise ValueError(f"{name}={value!r} is not one of {', '.join(map(repr, choices))}{hint}")
+
+
+def check_segment_size(segment_size: int) -> None:
+    """Raise unless `segment_size` is a whole number of keys, one or more."""
+    if isinstance(segment_size, bool) or not isinstance(segment_size, int | torch.SymInt):
+        raise TypeError(f"segment_size={segment_size!r} is not an integer")
+    if segment_size < 1:
+        raise ValueError(f"segment_size={segment_size} is below 1, which stands for windows by token")
+
+
+def check_dropout(name: str, value: float) -> None:
+    """Raise unless `value` is a probability."""
+    if not 0.0 <= value <= 1.0:
+        raise ValueError(f"{name}={value} is not a probability between 0 and 1")
+
+
+def _check_device(name: str, x: Tensor, q: Tensor) -> None:
+    if x.device != q.device:
+        raise ValueError(f"{name} is on {x.device} and q is on {q.device}; move them to one device")
+
+
+def _check_broadcast(name: str, x: Tensor, q: Tensor, k: Tensor) -> None:
+    """Raise unless `x` is on the device of `q` and broadcasts to `[b h q k]`."""
+    _check_device(name, x, q)
+    full = [*q.shape[:3], k.shape[2]]
+    shape = list(x.shape)
+    if len(shape) > 4 or any(m not in (1, n) for m, n in zip(shape[::-1], full[::-1], strict=False)):
+        raise ValueError(f"{name} has shape {shape}, which does not broadcast to [b, h, q, k] = {full}")
+
+
+def _check_origin(segment_origin: Tensor | None, q: Tensor) -> None:
+    """Raise unless the origin is one integer per sequence, on the device of `q`."""
+    if segment_origin is None:
+        return
+    dtype = segment_origin.dtype
+    if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
+        raise TypeError(f"segment_origin is {dtype}; pass one integer key index per sequence")
+    if list(segment_origin.shape) != [q.shape[0]]:
+        raise ValueError(
+            f"segment_origin has shape {list(segment_origin.shape)}, not [batch] = [{q.shape[0]}]"
+        )
+    _check_device("segment_origin", segment_origin, q)

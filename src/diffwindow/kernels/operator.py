@@ -1,0 +1,239 @@
+"""Window attention as a `torch.library` operator that every backend shares.
+
+Schema, shapes for tracing and gradients are here. A backend is a module of this package that fills
+memory: `cpu` calls C++. `Call.backend` names it.
+"""
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from diffwindow.arguments import Boundaries, Options
+
+# Called with a differentiable Call, computes its output in plain PyTorch.
+Reference = Callable[["Call"], Tensor]
+
+
+class Call(NamedTuple):
+    """The operator's arguments, in the order of its schema; the window is multiplicative without q_local.
+
+    Backends see `attn_mask` (bool) and `attn_bias` (fp32) expanded to `[b h q k]` with any strides, the
+    origins as contiguous int64, and the other tensors with a last stride of 1 and any other strides.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    q_left: Tensor
+    k_left: Tensor
+    q_right: Tensor
+    k_right: Tensor
+    q_local: Tensor | None
+    k_local: Tensor | None
+    attn_mask: Tensor | None
+    attn_bias: Tensor | None
+    segment_origin: Tensor | None
+    seed: Tensor | None
+    is_causal: bool
+    segment_size: int
+    exact: bool
+    scale: float | None
+    dropout_p: float
+    backend: str
+
+    @property
+    def differentiable(self) -> dict[str, Tensor]:
+        """The given arguments that have a gradient, in order: the queries, keys and values."""
+        given = zip(self._fields[:_NUM_DIFFERENTIABLE], self, strict=False)
+        return {name: cast(Tensor, x) for name, x in given if x is not None}
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """What a module of this package provides to serve the operator."""
+
+    def why_not(self) -> str | None:
+        """Say why the backend cannot run here, or None if it can."""
+
+    def row_width(self, call: Call) -> int | torch.SymInt:
+        """Return how many floats backward needs of each query, besides the output."""
+
+    def forward(self, call: Call, out: Tensor, rows: Tensor) -> None:
+        """Fill the output `[b h q w]`, and `[b h q row_width]` floats for backward."""
+
+    def backward(self, call: Call, grad: Tensor, out: Tensor, rows: Tensor, grads: list[Tensor]) -> None:
+        """Fill the gradients of `call.differentiable`, in its order."""
+
+
+_NUM_DIFFERENTIABLE = Call._fields.index("attn_mask")
+_NUM_TENSORS = Call._fields.index("is_causal")
+
+
+def backend(name: str) -> Backend:
+    """Import a backend by name."""
+    return cast(Backend, import_module(f"diffwindow.kernels.{name}"))
+
+
+def window_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    boundaries: Boundaries,
+    local: tuple[Tensor, Tensor] | None,
+    options: Options,
+    backend: str,
+) -> Tensor:
+    """Run window attention in a backend: multiplicative unless `local` is given."""
+    q_local, k_local = local or (None, None)
+    # Drawn from torch's generator, so that torch.manual_seed repeats it.
+    seed = torch.randint(2**63 - 1, (), device=q.device) if options.dropout_p > 0 else None
+    call = Call(
+        q, k, v, *boundaries, q_local, k_local, options.attn_mask, options.attn_bias, options.segment_origin,
+        seed, options.is_causal, options.segment_size, options.expectation == "exact", options.scale,
+        options.dropout_p, backend,
+    )  # fmt: skip
+    out: Tensor
+    out, _ = torch.ops.diffwindow.window_attention(*call)
+    return out
+
+
+def empty_outputs(call: Call) -> tuple[Tensor, Tensor]:
+    """Allocate the output, heads innermost as the next layer wants it, and what backward needs of a row."""
+    v = call.v
+    batch, heads, queries, _ = call.q.shape
+    out = v.new_empty(batch, queries, heads, v.shape[-1]).transpose(1, 2)
+    width = backend(call.backend).row_width(call)
+    return out, v.new_empty(batch, heads, queries, width, dtype=torch.float32)
+
+
+def empty_grads(call: Call) -> list[Tensor]:
+    """Allocate the gradients, with contiguous rows in whatever order the inputs lie in memory."""
+    return [_empty_rows_like(x) for x in call.differentiable.values()]
+
+
+def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:
+    call = Call(*arguments)
+    out, rows = empty_outputs(call)
+    backend(call.backend).forward(_addressable(call), out, rows)
+    return out, rows
+
+
+def _backward(grad: Tensor, out: Tensor, rows: Tensor, *arguments: Any) -> list[Tensor]:
+    call = Call(*arguments)
+    grads = empty_grads(call)
+    # hooks on saved tensors may have changed the layout of what forward returned
+    saved = (_with_dense_rows(grad), _with_dense_rows(out), rows.contiguous())
+    backend(call.backend).backward(_addressable(call), *saved, grads)
+    return grads
+
+
+def _forward_shapes(*arguments: Any) -> tuple[Tensor, Tensor]:
+    return empty_outputs(Call(*arguments))
+
+
+def _backward_shapes(grad: Tensor, out: Tensor, rows: Tensor, *arguments: Any) -> list[Tensor]:
+    return empty_grads(Call(*arguments))
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(*output, *inputs[:_NUM_TENSORS])
+    ctx.rest = inputs[_NUM_TENSORS:]
+
+
+def _differentiate(ctx: Any, grad: Tensor, grad_rows: Tensor | None) -> tuple[Tensor | None, ...]:
+    grads = torch.ops.diffwindow.window_attention_backward(grad, *ctx.saved_tensors, *ctx.rest)
+    return (*grads, *[None] * (len(Call._fields) - len(grads)))
+
+
+def _keep_for_second(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    # the output and the rows follow from the rest, which is what is differentiated
+    grad, _, _, *arguments = inputs
+    ctx.save_for_backward(grad, *arguments[:_NUM_TENSORS])
+    ctx.rest = arguments[_NUM_TENSORS:]
+
+
+def _differentiate_twice(ctx: Any, grad_grads: list[Tensor]) -> tuple[Tensor | None, ...]:
+    grad, *tensors = ctx.saved_tensors
+    call = Call(*tensors, *ctx.rest)
+    if call.dropout_p > 0:
+        raise NotImplementedError(
+            'the fused kernels have no second derivative with dropout; use impl="reference"'
+        )
+    if _reference is None:
+        raise NotImplementedError("second derivatives need diffwindow.ops, which computes them")
+    # Inputs stay connected to their graph, so that derivatives of any order are right.
+    with torch.enable_grad():
+        inputs = {name: _requiring_grad(x) for name, x in call.differentiable.items()}
+        grad = _requiring_grad(grad)
+        out = _reference(call._replace(**cast(dict[str, Any], inputs)))
+        grads = torch.autograd.grad(out, list(inputs.values()), grad, create_graph=True)
+    second = torch.autograd.grad(
+        grads, [grad, *inputs.values()], grad_grads, create_graph=torch.is_grad_enabled(), allow_unused=True
+    )
+    return (second[0], None, None, *second[1:], *[None] * (len(Call._fields) - len(inputs)))
+
+
+def _requiring_grad(x: Tensor) -> Tensor:
+    # a view is a node of its own: the output's gradient may itself depend on the inputs
+    return x.view_as(x) if x.requires_grad else x.detach().requires_grad_()
+
+
+_reference: Reference | None = None
+
+
+def use_reference(reference: Reference) -> None:
+    """Set what computes second derivatives, which the backends do not have."""
+    global _reference
+    _reference = reference
+
+
+def _addressable(call: Call) -> Call:
+    """Return the arguments as `Call` promises them to backends."""
+    full = (*call.q.shape[:3], call.k.shape[2])
+    mask, bias, origin = call.attn_mask, call.attn_bias, call.segment_origin
+    changed: dict[str, Any] = {
+        **{name: _with_dense_rows(x) for name, x in call.differentiable.items()},
+        "attn_mask": None if mask is None else mask.expand(full),
+        "attn_bias": None if bias is None else bias.to(torch.float32).expand(full),
+        "segment_origin": None if origin is None else origin.to(torch.int64).contiguous(),
+    }
+    return call._replace(**changed)
+
+
+def _with_dense_rows(x: Tensor) -> Tensor:
+    """Copy a tensor whose rows are not contiguous; its batches, heads and rows may lie anywhere."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _empty_rows_like(x: Tensor) -> Tensor:
+    """Allocate a tensor with the order of `x` in memory if that has contiguous rows."""
+    like = torch.empty_like(x)
+    return like if like.stride(-1) == 1 else x.new_empty(x.shape)
+
+
+def _register() -> torch.library.Library:
+    """Define both operators; keep what this returns, for they live as long."""
+    names: dict[object, str] = {Tensor: "Tensor", Tensor | None: "Tensor?", float | None: "float?"}
+    schema = ", ".join(
+        f"{names.get(kind) or cast(type, kind).__name__} {name}"
+        for name, kind in Call.__annotations__.items()
+    )
+    library = torch.library.Library("diffwindow", "DEF")
+    library.define(f"window_attention({schema}) -> (Tensor, Tensor)")
+    library.define(f"window_attention_backward(Tensor grad, Tensor out, Tensor rows, {schema}) -> Tensor[]")
+    register_autograd = torch.library.register_autograd
+    for name, run, shapes, differentiate, keep in (
+        ("window_attention", _forward, _forward_shapes, _differentiate, _keep),
+        ("window_attention_backward", _backward, _backward_shapes, _differentiate_twice, _keep_for_second),
+    ):
+        for key in ("CPU", "CUDA"):
+            library.impl(name, run, key)
+        torch.library.register_fake(f"diffwindow::{name}", shapes, lib=library)
+        register_autograd(f"diffwindow::{name}", differentiate, setup_context=keep, lib=library)
+    return library
+
+
+_library = _register()
