@@ -21,9 +21,9 @@ from configuration import (
     tensors,
 )
 
-from diffwindow.kernels import build, operator
+from diffwindow.kernels import operator, toolchain
 
-pytestmark = pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler")
+pytestmark = pytest.mark.skipif(toolchain.compiler() is None, reason="no C++ compiler")
 
 KINDS = pytest.mark.parametrize("additive", [False, True], ids=["multiplicative", "additive"])
 VARIANTS = {

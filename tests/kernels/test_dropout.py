@@ -6,9 +6,9 @@ import torch
 from configuration import Configuration, call, tensors
 
 from diffwindow import functional, ops
-from diffwindow.kernels import build
+from diffwindow.kernels import toolchain
 
-pytestmark = pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler")
+pytestmark = pytest.mark.skipif(toolchain.compiler() is None, reason="no C++ compiler")
 KINDS = pytest.mark.parametrize("additive", [False, True], ids=["multiplicative", "additive"])
 
 

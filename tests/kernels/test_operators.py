@@ -7,9 +7,9 @@ import pytest
 import torch
 from configuration import Configuration, call, leaves, options, tensors
 
-from diffwindow.kernels import build
+from diffwindow.kernels import toolchain
 
-pytestmark = pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler")
+pytestmark = pytest.mark.skipif(toolchain.compiler() is None, reason="no C++ compiler")
 
 CONFIGURATIONS = {
     "multiplicative": Configuration(additive=False, queries=5, keys=9, causal=True),

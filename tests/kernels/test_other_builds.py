@@ -1,27 +1,31 @@
 """The kernels as other machines would compile them, and under the sanitizers."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from diffwindow.kernels import build
+from diffwindow.kernels import processor, toolchain
 
 SANITIZERS = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
 PORTABLE = "no vector instructions to speak of"
+FLAGS = (*toolchain.FLAGS, *processor.levels()[0].flags)
 BUILDS = {
-    "sanitizers": (*build.FLAGS, *SANITIZERS),
-    "sixteen lanes": (*build.FLAGS, "-DDW_LANES=16"),
-    PORTABLE: tuple(flag for flag in build.FLAGS if flag != "-march=native"),
+    "sanitizers": (*FLAGS, *SANITIZERS),
+    "sixteen lanes": (*FLAGS, "-DDW_LANES=16"),
+    "clang": FLAGS,
+    PORTABLE: toolchain.FLAGS,
 }
 # A fresh process takes the library that was built for it in the place of the usual one.
 RUN = """
-import ctypes, sys
+import sys
+from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from diffwindow.kernels import build
-library = ctypes.CDLL(sys.argv[2])
+library = build.open_library(Path(sys.argv[2]))
 build.load = lambda: library
 import torch
 from configuration import LENGTHS, Configuration, check, draw
@@ -37,14 +41,18 @@ print("done")
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler")
+@pytest.mark.skipif(toolchain.compiler() is None, reason="no C++ compiler")
 @pytest.mark.parametrize("name", BUILDS)
-def test_build(name, tmp_path):
+def test_build(name, tmp_path, monkeypatch):
+    if name == "clang":
+        if shutil.which("clang++") is None:
+            pytest.skip("no clang++")
+        monkeypatch.setenv("CXX", "clang++")
     library = tmp_path / "window.so"
-    build.build(library, BUILDS[name])
+    toolchain.compile_library(library, BUILDS[name])
     environment = dict(os.environ)
     if name == "sanitizers":
-        runtime = [build.compiler(), "-print-file-name=libasan.so"]
+        runtime = [*toolchain.compiler(), "-print-file-name=libasan.so"]
         found = subprocess.run(runtime, capture_output=True, text=True, check=True).stdout.strip()
         # Python itself leaks at exit, by design.
         environment |= {"LD_PRELOAD": found, "ASAN_OPTIONS": "detect_leaks=0"}

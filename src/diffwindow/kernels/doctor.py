@@ -1,10 +1,12 @@
-"""What a bug report should say of the machine: versions, processor, compiler and the state of the kernels."""
+"""What a bug report should say about the machine: versions, processor, compiler, state of the kernels."""
 
+import ctypes
 import platform
+from pathlib import Path
 
 import torch
 
-from diffwindow.kernels import build
+from diffwindow.kernels import build, processor, toolchain
 
 # Instruction sets that change how fast the kernels are.
 FEATURES = ("avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve")
@@ -12,24 +14,35 @@ FEATURES = ("avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve")
 
 def report() -> dict[str, str]:
     """Describe this machine to a reader, building the kernels if need be."""
-    found = build.compiler()
-    has = [name for name in FEATURES if name in build.cpu_features()]
+    has = [name for name in FEATURES if name in processor.features()]
     return {
         "torch": str(torch.__version__),
         "python": platform.python_version(),
         "system": platform.platform(),
         "processor": f"{platform.machine()}, {', '.join(has) or 'no vector extension that we know'}",
         "threads": str(torch.get_num_threads()),
-        "compiler": f"{found} ({build.compiler_version(found)})" if found else "none found",
+        "compiler": _compiler(),
         "DIFFWINDOW_KERNELS": build.mode(),
         "CPU kernels": status(),
     }
 
 
 def status() -> str:
-    """Say whether the compiled kernels are at hand, and if not, why."""
+    """Say which compiled kernels are loaded and on how many threads they run, or why there are none."""
     try:
         library = build.load()
-    except build.KernelsUnavailableError as error:
+    except toolchain.KernelsUnavailableError as error:
         return f"unavailable: {error}"
-    return f"ready: {library._name}"
+    threads = library.dw_count_threads(ctypes.c_int64(torch.get_num_threads()))
+    origin = (
+        "from the package" if build.PACKAGED in Path(library._name).parents else "compiled on this machine"
+    )
+    return f"ready on {threads} thread{'s' * (threads != 1)}, {origin}: {library._name}"
+
+
+def _compiler() -> str:
+    try:
+        command = toolchain.compiler()
+    except toolchain.KernelsUnavailableError as error:
+        return str(error)
+    return f"{' '.join(command)} ({toolchain.compiler_version(command)})" if command else "none found"

@@ -1,5 +1,6 @@
 // Threads that share out units of work, each with its own memory.
 #pragma once
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 
@@ -49,19 +50,30 @@ inline Scratch& thread_scratch() {
   return scratch;
 }
 
+// Run body(data) on every thread of a new team, as the `GOMP_parallel` of an OpenMP runtime does.
+using StartTeam = void (*)(void (*body)(void*), void* data, unsigned threads, unsigned flags);
+
+// Null until `dw_use_threads` sets it; without it the calling thread works alone.
+extern StartTeam start_team;
+
+// Run body() on up to `threads` threads, the caller among them. A runtime may give fewer, for example in a nested team.
+template <typename Body>
+void run_team(int64_t threads, const Body& body) {
+  if (threads < 2 || !start_team) return body();
+  start_team([](void* data) { (*static_cast<const Body*>(data))(); }, const_cast<Body*>(&body), unsigned(threads), 0);
+}
+
 // Run work(unit, memory) for every unit; false when memory ran out. Which thread runs a unit changes nothing in it.
 template <typename Work>
 bool parallel(int64_t units, int64_t threads, int64_t bytes, const Work& work) {
   std::atomic<bool> fits{true};
-#pragma omp parallel num_threads(int(std::max<int64_t>(1, std::min(threads, units))))
-  {
+  std::atomic<int64_t> next{0};
+  run_team(std::min(threads, units), [&] {
     char* memory = thread_scratch().reserve(bytes);
     if (!memory) fits = false;
-#pragma omp for schedule(dynamic, 1)
-    for (int64_t unit = 0; unit < units; ++unit)
-      if (memory) work(unit, memory);
+    for (int64_t unit; memory && (unit = next++) < units;) work(unit, memory);
     thread_scratch().trim();
-  }
+  });
   return fits;
 }
 

@@ -1,0 +1,98 @@
+"""Compile the C++ kernels into one library. Standard library only: wheels are built without torch."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from diffwindow.kernels.processor import Level
+
+SOURCES = Path(__file__).parent / "csrc"
+FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-math-errno")
+COMPILERS = ("g++", "c++", "clang++")
+
+
+class KernelsUnavailableError(RuntimeError):
+    """Say in one sentence why there are no compiled kernels, and what to do."""
+
+
+def compiler() -> list[str] | None:
+    """Return the command of a C++ compiler: `$CXX`, arguments included, or the first usual name."""
+    chosen = os.environ.get("CXX", "").strip()
+    try:
+        commands = [shlex.split(chosen)] if chosen else [[name] for name in COMPILERS]
+    except ValueError as error:
+        raise KernelsUnavailableError(f"CXX={chosen!r} cannot be read ({error})") from None
+    return next(([path, *rest] for name, *rest in commands if (path := shutil.which(name))), None)
+
+
+@functools.cache
+def _version(command: tuple[str, ...]) -> str:
+    try:
+        done = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False)
+    except OSError as error:
+        return str(error)
+    return done.stdout.partition("\n")[0]
+
+
+def compiler_version(command: list[str]) -> str:
+    """Return the first line of a compiler's `--version`."""
+    return _version(tuple(command))
+
+
+def stem(level: Level) -> str:
+    """Name a library after what its machine code depends on: the system, the flags and the sources."""
+    parts = [sys.platform, *FLAGS, *level.flags]
+    parts += [path.name + path.read_text(encoding="utf-8") for path in sorted(SOURCES.iterdir())]
+    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()
+    return f"window-{level.name}-{key[:16]}"
+
+
+def compile_library(target: Path, flags: tuple[str, ...], *, link: tuple[str, ...] = ()) -> None:
+    """Compile the sources with `flags` into `target`."""
+    command = compiler()
+    if command is None:
+        raise KernelsUnavailableError(
+            "no C++ compiler was found; install g++ (apt install g++) or set CXX, "
+            "or set DIFFWINDOW_KERNELS=off to silence this"
+        )
+    units = sorted(SOURCES.glob("*.cpp"))
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        objects = [Path(scratch) / f"{unit.stem}.o" for unit in units]
+        with ThreadPoolExecutor() as pool:
+            list(
+                pool.map(
+                    lambda pair: _run([*command, *flags, "-c", str(pair[0]), "-o", str(pair[1])], pair[1]),
+                    zip(units, objects, strict=True),
+                )
+            )
+        # linked where the objects are, moved only when whole
+        library = Path(scratch) / target.name
+        _run([*command, *flags, "-shared", *map(str, objects), *link, "-o", str(library)], library)
+        library.replace(target)
+
+
+def _run(command: list[str], result: Path) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise _failed(f"{command[0]}: {error.strerror}") from error
+    if done.returncode:
+        lines = (done.stderr or done.stdout).splitlines()
+        raise _failed(next((line for line in lines if "error" in line), " ".join(lines)[-200:]))
+    if not result.is_file():
+        raise _failed(f"{command[0]} reported success but wrote no {result.suffix} file")
+
+
+def _failed(reason: str) -> KernelsUnavailableError:
+    return KernelsUnavailableError(
+        f"compiling the kernels failed ({reason.strip()}); set DIFFWINDOW_KERNELS=off to silence this"
+    )
