@@ -45,6 +45,7 @@ def test_the_default_is_the_first_half_rounded_up(num_layers, windowed):
         ("Enc(MW,Seg=1)", "Enc(MW)"),
         ("Enc(AW,Exact,Seg=3)@2-2", "Enc(AW,Seg=3,Exact)@2"),
         ("Enc(AW,Dim=8,Seg)", "Enc(AW,Seg,Dim=8)"),
+        ("Dec(MW,Gate,Dim=8)", "Dec(MW,Dim=8,Gate)"),
         ("Enc(MW)@3-Enc(AW)@1-2", "Enc(AW)@1-2-Enc(MW)@3"),
         ("Enc(Rel=16)@all-Cr(Gauss=8)", "Enc(Rel)@all-Cr(Gauss=8)"),
         ("Global", "Global"),
@@ -61,14 +62,14 @@ def test_layers_of_several_terms():
 
 
 def attentions(role):
-    windows = st.builds(
-        Attention,
-        st.sampled_from(["AW", "MW"]),
+    options = (
         st.none(),
         st.just(1) if role == "Dec" else st.integers(1, 9),
         st.sampled_from(["paper", "exact"]),
         st.none() | st.integers(1, 99),
     )
+    windows = st.builds(Attention, st.just("AW"), *options)
+    windows |= st.builds(Attention, st.just("MW"), *options, gate=st.booleans())
     sized = [name for name, kind in KINDS.items() if role in kind.roles and kind.size is not None]
     return windows | st.builds(Attention, st.sampled_from(sized), st.integers(1, 99)) if sized else windows
 
@@ -95,6 +96,7 @@ def test_print_and_parse_are_inverse(data):
         ("Enc(AW,Dim)", 10, 'expected "=" and a number after Dim, as Dim=8'),
         ("Enc(AW,Seg=2,Seg)", 13, "Seg is there twice"),
         ("Enc(AW,Dim=0)", 11, "Dim is 0"),
+        ("Enc(AW,Gate)", 7, "Gate is for MW; AW starts closed"),
         ("Enc(AW", 6, 'expected ")"'),
         ("Enc AW", 4, 'expected "(" after Enc'),
         ("Enc(AW)Dec(MW)", 7, 'expected "-" between two terms'),

@@ -4,6 +4,7 @@
     Enc(AW,Seg=3)@1-2-Enc(MW)@3     segments of three keys in layers 1 and 2, another kind in layer 3
     Dec(MW,Exact)@all               all layers, without the double count of the paper's window
     Enc(AW,Dim=8)                   boundaries with a head width of 8, smaller than that of the scores
+    Dec(MW,Gate)                    a gate per head, closed at the start: softmax(s) ⊙ (1 + g(M − 1))
     Enc(Rel)-Cr(Gauss=10)           baselines: Shaw in the encoder, Luong's local-p in cross-attention
     Global                          the plain Transformer
 
@@ -49,6 +50,7 @@ OPTIONS = {
     "Seg": "windows by segment",
     "Exact": "windows without the double count",
     "Dim": "the head width of a window's boundaries",
+    "Gate": "a gate per head that starts closed, for adding a multiplicative window to a trained model",
 }
 
 
@@ -61,13 +63,15 @@ class Attention:
     segment_size: int = 1
     expectation: Expectation = "paper"
     boundary_dim: int | None = None
+    gate: bool = False
 
     def __str__(self) -> str:
         size = "" if self.kind == "Global" or self.size == KINDS[self.kind].size else f"={self.size}"
         segment = {1: "", SEGMENT_SIZE: ",Seg"}.get(self.segment_size, f",Seg={self.segment_size}")
         exact = ",Exact" if self.expectation == "exact" else ""
         narrow = "" if self.boundary_dim is None else f",Dim={self.boundary_dim}"
-        return f"{self.kind}{size}{segment}{exact}{narrow}"
+        gate = ",Gate" if self.gate else ""
+        return f"{self.kind}{size}{segment}{exact}{narrow}{gate}"
 
 
 GLOBAL = Attention()
@@ -237,6 +241,12 @@ def _option(scanner: _Scanner, role: Role, attention: Attention, before: list[st
         scanner.fail(f"{option} means {OPTIONS[option]}, which {attention.kind} does not have", at=start)
     if option == "Exact":
         return replace(attention, expectation="exact")
+    if option == "Gate":
+        if attention.kind != "MW":
+            scanner.fail(
+                f"Gate is for MW; {attention.kind} starts closed with a local score of zero", at=start
+            )
+        return replace(attention, gate=True)
     if option == "Dim":
         scanner.expect("=", "and a number after Dim, as Dim=8")
         return replace(attention, boundary_dim=scanner.number(of="Dim"))

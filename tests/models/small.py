@@ -8,7 +8,7 @@ from diffwindow import TranslatorConfig as Config
 SIZES = {"vocab_size": 30, "embed_dim": 16, "ffn_dim": 24, "num_heads": 2}
 ENCODER = ["AW", "MW", "AW,Seg=3", "MW,Seg,Exact", "AW,Dim=3", "Rel=3", "Loc", "Band=2", "Bell=2", "Span=4"]
 CROSS = ["AW", "MW", "AW,Seg=3", "MW,Seg,Exact", "AW,Dim=3", "Gauss=2"]
-DECODER = ["AW", "MW", "AW,Seg=3", "MW,Seg,Exact", "MW,Dim=3", "Rel=3", "Band=2", "Bell=2", "Span=4"]
+DECODER = ["AW", "MW", "AW,Seg=3", "MW,Seg,Exact", "MW,Dim=3,Gate", "Rel=3", "Band=2", "Bell=2", "Span=4"]
 
 
 def notations():
@@ -22,7 +22,7 @@ def ready(model, seed=1):
     """In double precision, without dropout, and with parameters large enough for windows to matter."""
     torch.manual_seed(seed)
     for name, parameter in model.named_parameters():
-        if name.endswith(("in_proj.weight", "pointer.output.weight", "table", "bias")):
+        if name.endswith(("in_proj.weight", "pointer.output.weight", "table", "bias", "gate")):
             torch.nn.init.normal_(parameter, std=0.5)
     return model.double().eval()
 

@@ -55,6 +55,44 @@ def test_output_is_that_of_the_equations(window, boundary_dim):
     assert_close(output, heads @ attention.out_proj.weight.T)
 
 
+def gated(gate):
+    attention = WindowAttention(8, 2, window="multiplicative", gate=True)
+    with torch.no_grad():
+        attention.gate.copy_(tensor(gate))
+    return attention
+
+
+def test_a_gate_moves_each_head_between_plain_attention_and_its_window():
+    x, hidden = torch.randn(3, 5, 8), padding([5, 3, 4], 5, left=True)
+    attention = gated([0.25, 1.0])
+    maps = attention.inspect(x, x, key_padding_mask=hidden, is_causal=True)
+    opened = gated([1.0, 1.0])
+    opened.load_state_dict(attention.state_dict() | {"gate": torch.ones(2)})
+    windowed = opened.inspect(x, x, key_padding_mask=hidden, is_causal=True)
+    assert_close(maps.window, windowed.window)
+    assert_close(maps.weights[:, 1], windowed.weights[:, 1])
+    # 1 + g(M - 1) at g = 1/4, where the plain weights are those of the window divided by M
+    plain = windowed.weights[:, 0] / windowed.window[:, 0].clamp(min=1e-30)
+    assert_close(maps.weights[:, 0], plain * (0.75 + 0.25 * windowed.window[:, 0]))
+    call = {"key_padding_mask": hidden, "is_causal": True}
+    assert_close(
+        attention(x, x, x, need_weights=False, **call)[0], attention(x, x, x, need_weights=True, **call)[0]
+    )
+
+
+def test_a_closed_gate_is_plain_attention_and_can_open():
+    attention, x = gated([0.0, 0.0]), torch.randn(3, 5, 8)
+    q, k, v = (attention.in_proj(x)[..., rows] for rows in attention.plain_rows())
+    heads = [y.unflatten(-1, (2, 4)).transpose(1, 2) for y in (q, k, v)]
+    plain = nn.functional.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2)
+    output, _ = attention(x, x, x, need_weights=False)
+    assert torch.equal(output, attention.out_proj(plain))
+    output.sum().backward()
+    assert attention.gate.grad.abs().min() > 0
+    attention.reset_parameters()
+    assert torch.equal(attention.gate, torch.zeros(2))
+
+
 @pytest.mark.parametrize("window", WINDOWS)
 def test_need_weights_changes_nothing_else(window):
     attention, x = WindowAttention(8, 2, window=window), torch.randn(3, 5, 8)
@@ -279,6 +317,7 @@ def test_in_torchs_decoder(window):
         ({"boundary_dim": 0}, ValueError, "boundary_dim=0 is not a width from 1 to that of a head, 4"),
         ({"boundary_dim": 5}, ValueError, "boundary_dim=5 is not a width from 1 to that of a head, 4"),
         ({"boundary_dim": 2.5}, TypeError, "boundary_dim=2.5 is not an integer"),
+        ({"gate": True}, ValueError, "gate=True is for window=\"multiplicative\", not 'additive'"),
         ({"dropout": -0.1}, ValueError, "dropout=-0.1 is not a probability"),
         ({"impl": "gpu"}, ValueError, "impl='gpu' is not one of"),
     ],

@@ -12,6 +12,7 @@ from diffwindow.models.pretrained import PretrainedModel
 from diffwindow.models.recording import AttentionMaps, recorded
 from diffwindow.models.stack import TransformerStack
 from diffwindow.modules.embedding import PAD, TokenEmbedding
+from diffwindow.modules.layers import AttentionBlock
 from diffwindow.modules.view import View, padded_view
 from diffwindow.notation import Role
 
@@ -80,12 +81,16 @@ class Classifier(PretrainedModel[ClassifierConfig]):
         """Run the encoder."""
         return self._encode(tokens, padded_view(tokens != PAD if mask is None else mask))
 
+    def attention_blocks(self) -> dict[Role, list[AttentionBlock]]:
+        """Return the attention of each role and layer."""
+        return {"Enc": self.encoder.self_blocks()}
+
     @torch.no_grad()
     def attention_maps(
         self, tokens: Int[Tensor, "b n"], mask: Bool[Tensor, "b n"] | None = None
     ) -> AttentionMaps:
         """Give the weights of each attention, and its window where it has one, by role and layer."""
-        with recorded({"Enc": self.encoder.self_blocks()}) as found:
+        with recorded(self.attention_blocks()) as found:
             self.encode(tokens, mask)
         return {role: tuple(maps) for role, maps in found.items()}
 

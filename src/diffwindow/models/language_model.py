@@ -13,6 +13,7 @@ from diffwindow.models.recording import AttentionMaps, recorded
 from diffwindow.models.stack import TransformerStack
 from diffwindow.modules.embedding import TokenEmbedding
 from diffwindow.modules.key_cache import KeyCache
+from diffwindow.modules.layers import AttentionBlock
 from diffwindow.modules.loss import TokenLoss, token_loss
 from diffwindow.modules.view import padded_view
 from diffwindow.notation import Role
@@ -99,12 +100,16 @@ class LanguageModel(PretrainedModel[LanguageModelConfig]):
         x = self.embedding(tokens, state.positions(tokens))
         return self.embedding.logits(self.decoder.step(x, state))
 
+    def attention_blocks(self) -> dict[Role, list[AttentionBlock]]:
+        """Return the attention of each role and layer."""
+        return {"Dec": self.decoder.self_blocks()}
+
     @torch.no_grad()
     def attention_maps(
         self, tokens: Int[Tensor, "b n"], mask: Bool[Tensor, "b n"] | None = None
     ) -> AttentionMaps:
         """Give the weights of each attention, and its window where it has one, by role and layer."""
-        with recorded({"Dec": self.decoder.self_blocks()}) as found:
+        with recorded(self.attention_blocks()) as found:
             self.hidden(tokens, mask)
         return {role: tuple(maps) for role, maps in found.items()}
 

@@ -20,6 +20,8 @@ from diffwindow.models.weights import (
     read_weights,
     write_weights,
 )
+from diffwindow.modules.layers import AttentionBlock
+from diffwindow.notation import Role
 
 CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
@@ -41,6 +43,10 @@ class PretrainedModel(nn.Module, Generic[C]):
 
     config_class: ClassVar[type[ModelConfig]]
     config: C
+
+    def attention_blocks(self) -> dict[Role, list[AttentionBlock]]:
+        """Return the attention of each role and layer."""
+        raise NotImplementedError
 
     @classmethod
     def from_pretrained(cls: type[M], folder: Folder) -> M:

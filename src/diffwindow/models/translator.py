@@ -119,6 +119,14 @@ class Translator(PretrainedModel[TranslatorConfig]):
         x = self.embedding(tokens, state.positions(tokens))
         return self.embedding.logits(self.decoder.step(x, state))
 
+    def attention_blocks(self) -> dict[Role, list[AttentionBlock]]:
+        """Return the attention of each role and layer."""
+        return {
+            "Enc": self.encoder.self_blocks(),
+            "Cr": self.decoder.cross_blocks(),
+            "Dec": self.decoder.self_blocks(),
+        }
+
     @torch.no_grad()
     def attention_maps(
         self,
@@ -127,12 +135,7 @@ class Translator(PretrainedModel[TranslatorConfig]):
         source_mask: Bool[Tensor, "b n"] | None = None,
     ) -> AttentionMaps:
         """Give the weights of each attention, and its window where it has one, by role and layer."""
-        blocks: dict[Role, list[AttentionBlock]] = {
-            "Enc": self.encoder.self_blocks(),
-            "Cr": self.decoder.cross_blocks(),
-            "Dec": self.decoder.self_blocks(),
-        }
-        with recorded(blocks) as found:
+        with recorded(self.attention_blocks()) as found:
             self.hidden(source, target, source_mask)
         return {role: tuple(maps) for role, maps in found.items()}
 

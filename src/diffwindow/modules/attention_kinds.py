@@ -40,6 +40,7 @@ def build_attention(
             segment_size=attention.segment_size,
             expectation=attention.expectation,
             boundary_dim=attention.boundary_dim,
+            gate=attention.gate,
             dropout=dropout,
         )
     if attention.size is None:

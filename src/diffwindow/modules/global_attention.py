@@ -34,13 +34,7 @@ class GlobalAttention(StackedAttention):
         (q,) = self._query_heads(queries)
         k, v = self._key_heads(keys)
         bias = self.bias(queries, keys.shape[1], view.attn_mask)
-        # PyTorch takes either its own causal mask, which is the faster, or ours.
-        plain = view.attn_mask is None and bias is None
-        mask = None if plain else _join(bias, view.visible(q, k))
-        heads = F.scaled_dot_product_attention(
-            q, k, v, mask, dropout_p=self._active_dropout(), is_causal=plain and view.is_causal
-        )
-        return self._merge_heads(heads)
+        return self._merge_heads(plain_attention(q, k, v, view, bias, dropout_p=self._active_dropout()))
 
     def maps(
         self,
@@ -56,6 +50,24 @@ class GlobalAttention(StackedAttention):
         if joined is None or not joined.is_floating_point():
             return functional.masked_softmax(scores, joined)
         return functional.masked_softmax(scores + joined, joined.isfinite())
+
+
+def plain_attention(
+    q: Float[Tensor, "b h q e"],
+    k: Float[Tensor, "b h k e"],
+    v: Float[Tensor, "b h k e"],
+    view: View,
+    bias: Tensor | None = None,
+    *,
+    dropout_p: float = 0.0,
+) -> Float[Tensor, "b h q e"]:
+    """Attend in PyTorch's fused attention to what `view` shows, with a bias (or one more mask) if given."""
+    # PyTorch takes either its own causal mask, which is the faster, or ours.
+    plain = view.attn_mask is None and bias is None
+    mask = None if plain else _join(bias, view.visible(q, k))
+    return F.scaled_dot_product_attention(
+        q, k, v, mask, dropout_p=dropout_p, is_causal=plain and view.is_causal
+    )
 
 
 def _join(bias: Tensor | None, visible: Tensor | None) -> Tensor | None:

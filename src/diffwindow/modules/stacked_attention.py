@@ -73,6 +73,12 @@ class StackedAttention(nn.Module):
         for block in weight.split(blocks) if init == "separate" else (weight,):
             nn.init.xavier_uniform_(block)
 
+    def plain_rows(self) -> tuple[slice, slice, slice]:
+        """Return the rows of the stacked projection that a plain attention has: queries, keys and values."""
+        first, last = self._query_width, self._query_width + self._key_width
+        width = self.embed_dim
+        return slice(0, width), slice(first, first + width), slice(last - width, last)
+
     def project_queries(self, query: Float[Tensor, "b q d"]) -> Float[Tensor, "b q stack"]:
         """Project queries for the scores, stacked along the width."""
         return self._project_rows(query, 0, self._query_width)

@@ -6,10 +6,11 @@ from typing import Literal, get_args
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from diffwindow import functional, ops
 from diffwindow.arguments import EXPECTATIONS, Expectation
+from diffwindow.modules.global_attention import plain_attention
 from diffwindow.modules.masks import first_visible_key, visible_keys
 from diffwindow.modules.stacked_attention import StackedAttention, check_heads
 from diffwindow.modules.view import EVERYTHING, View
@@ -25,6 +26,10 @@ class WindowAttention(StackedAttention):
     same) and the values; a multiplicative window has no local pair. It is initialised Xavier-uniform as a
     whole, so pointers start near uniform; biases start at zero. `boundary_dim`, the head width of the left
     and right pairs, is that of the others unless a smaller one is given.
+
+    `gate=True` gives a multiplicative window one learned g per head: the weights are
+    softmax(s) ⊙ (1 + g(M − 1)), with g = 0 at the start, so that a window added to a trained model changes
+    nothing at first. The paper has no gate.
 
     >>> attention = WindowAttention(16, num_heads=2, window="multiplicative", segment_size=5)
     >>> x = torch.randn(3, 7, 16)
@@ -49,6 +54,7 @@ class WindowAttention(StackedAttention):
         segment_size: int = 1,
         expectation: Expectation = "paper",
         boundary_dim: int | None = None,
+        gate: bool = False,
         batch_first: bool = True,
         impl: ops.Impl = "auto",
         device: torch.device | str | int | None = None,
@@ -66,6 +72,9 @@ class WindowAttention(StackedAttention):
         local = (head_dim,) if window == "additive" else ()
         score_dims = (head_dim, boundary_dim, boundary_dim, *local)
         super().__init__(embed_dim, num_heads, score_dims=score_dims, dropout=dropout, bias=bias)
+        if gate and window != "multiplicative":
+            raise ValueError(f'gate=True is for window="multiplicative", not {window!r}')
+        self.gate = nn.Parameter(torch.zeros(num_heads)) if gate else None
         self.window = window
         self.segment_size = segment_size
         self.expectation: Expectation = expectation
@@ -73,6 +82,18 @@ class WindowAttention(StackedAttention):
         self.batch_first = batch_first
         self.impl: ops.Impl = impl
         self.to(device=device, dtype=dtype)
+
+    def reset_parameters(self) -> None:
+        """Initialise: Xavier-uniform weights, zero biases, a closed gate."""
+        super().reset_parameters()
+        # not there yet in the constructor of the base class
+        if (gate := self._parameters.get("gate")) is not None:
+            nn.init.zeros_(gate)
+
+    def local_query_rows(self) -> slice:
+        """Return the rows of the stacked projection that make the queries of the local score, if any."""
+        width = self.embed_dim if self.window == "additive" else 0
+        return slice(self._query_width - width, self._query_width)
 
     def forward(
         self,
@@ -150,6 +171,10 @@ class WindowAttention(StackedAttention):
             dropout_p=self._active_dropout(),
             impl=self.impl,
         )
+        if self.gate is not None:
+            # dropout is drawn anew, apart from that of the windowed heads
+            plain = plain_attention(q, k, v, view, dropout_p=self._active_dropout())
+            heads = mix_heads(plain, heads, self.gate)
         return self._merge_heads(heads)
 
     def maps(
@@ -161,7 +186,7 @@ class WindowAttention(StackedAttention):
         """Give what `attend` does with these arguments to each pair of query and key, without dropout."""
         q, q_left, q_right, *q_local = self._query_heads(queries)
         k, k_left, k_right, *k_local, _ = self._key_heads(keys)
-        return ops.window_maps(
+        maps = ops.window_maps(
             q,
             k,
             ops.Boundaries(q_left, k_left, q_right, k_right),
@@ -170,6 +195,10 @@ class WindowAttention(StackedAttention):
             segment_size=self.segment_size,
             expectation=self.expectation,
         )
+        if self.gate is None:
+            return maps
+        plain = functional.masked_softmax(functional.scores(q, k), view.visible(q, k))
+        return maps._replace(weights=mix_heads(plain, maps.weights, self.gate))
 
     @property
     def in_proj_weight(self) -> "_NoFastPath":
@@ -181,7 +210,7 @@ class WindowAttention(StackedAttention):
         return (
             f"{self.embed_dim}, num_heads={self.num_heads}, window={self.window!r}, "
             f"segment_size={self.segment_size}, expectation={self.expectation!r}, "
-            f"boundary_dim={self.boundary_dim}, dropout={self.dropout}, "
+            f"boundary_dim={self.boundary_dim}, gate={self.gate is not None}, dropout={self.dropout}, "
             f"batch_first={self.batch_first}, impl={self.impl!r}"
         )
 
@@ -231,6 +260,19 @@ class WindowAttention(StackedAttention):
         if query is key and key is value:
             return self.project_self(query)
         return self.project_queries(query), self.project_keys(key, value)
+
+
+def mix_heads(
+    plain: Float[Tensor, "b h q n"], windowed: Float[Tensor, "b h q n"], gate: Float[Tensor, " h"]
+) -> Float[Tensor, "b h q n"]:
+    """Open the window of each head by its gate: (1 − g) · plain + g · windowed, exactly plain at g = 0.
+
+    The weights are softmax(s) ⊙ (1 + g(M − 1)), which is linear in M: so this also mixes outputs.
+
+    >>> mix_heads(torch.ones(1, 2, 1, 1), torch.zeros(1, 2, 1, 1), torch.tensor([0.0, 0.25])).flatten()
+    tensor([1.0000, 0.7500])
+    """
+    return torch.lerp(plain, windowed, gate.to(plain.dtype)[:, None, None])
 
 
 def _check_boundary_dim(boundary_dim: int, head_dim: int) -> None:

@@ -1,0 +1,238 @@
+"""Add windows to models that were trained without them: our own plain models, and those of `torch.nn`.
+
+Weights are kept. With `init="identity"` outputs stay what they were until training opens the windows.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal, TypeVar, get_args
+
+import torch
+from torch import Tensor, nn
+
+from diffwindow.models.pretrained import PretrainedModel
+from diffwindow.modules.attention_kinds import WINDOWED
+from diffwindow.modules.global_attention import GlobalAttention
+from diffwindow.modules.window_attention import WindowAttention
+from diffwindow.notation import KINDS, Attention, Plan, Role, parse
+from diffwindow.ops import check_choice
+
+WindowInit = Literal["identity", "paper"]
+WINDOW_INITS: tuple[str, ...] = get_args(WindowInit)
+Layers = tuple[int, int] | Literal["all"]
+M = TypeVar("M", bound=nn.Module)
+Slot = tuple[nn.Module, str]
+
+
+def add_windows(
+    model: M,
+    attention: str | Plan,
+    *,
+    layers: Layers | None = None,
+    boundary_dim: int | None = None,
+    init: WindowInit = "identity",
+) -> M:
+    """Give a plain model windows in place, and return it; a single MultiheadAttention returns a new module.
+
+    `attention` is a notation; `layers` and `boundary_dim` hold for its terms that do not name their own.
+    With `init="identity"` the outputs are those of the plain model: the queries of an additive window's local
+    score start at zero, and a multiplicative window has a gate, which starts closed. `init="paper"` starts as
+    the paper does, at random. The model is one of ours, a `torch.nn.MultiheadAttention`, or any module that
+    holds layers of `torch.nn.TransformerEncoder` or `torch.nn.TransformerDecoder`.
+
+    >>> encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, batch_first=True), 2).eval()
+    >>> x = torch.randn(3, 5, 8)
+    >>> before = encoder(x)
+    >>> bool(torch.allclose(add_windows(encoder, "Enc(AW)")(x), before, atol=1e-5))
+    True
+    """
+    plan = window_plan(attention, layers=layers, boundary_dim=boundary_dim, init=init)
+    if isinstance(model, nn.MultiheadAttention):
+        return _windowed(model, _only_attention(plan), init)  # type: ignore[return-value]
+    if isinstance(model, PretrainedModel):
+        _check_plain(model)
+        # the config checks roles, layers and widths
+        config = type(model.config).read(model.config.model_dump() | {"attention": str(plan)})
+    slots = _slots(model)
+    if not slots:
+        raise ValueError(
+            f"{type(model).__name__} has no layers of torch.nn.TransformerEncoder or TransformerDecoder; "
+            "for a transformers model use diffwindow.hf.add_windows"
+        )
+    # all are built before the first one is put in place: an error leaves the model as it was
+    built = [
+        (parent, name, _windowed(getattr(parent, name), chosen, init))
+        for (parent, name), chosen in planned(plan, slots)
+    ]
+    for parent, name, window in built:
+        setattr(parent, name, window)
+    if isinstance(model, PretrainedModel):
+        model.config = config
+    return model
+
+
+def remove_windows(model: M) -> M:
+    """Drop a model's windows in place, and return it; a single WindowAttention returns a plain module.
+
+    What is left are the weights of the scores, the values and the output, as they are now. A model of ours
+    gets its plain attention back, others `torch.nn.MultiheadAttention`.
+    """
+    if isinstance(model, WindowAttention):
+        return _as_multihead(model)  # type: ignore[return-value]
+    ours = isinstance(model, PretrainedModel)
+    for slots in _slots(model).values():
+        for parent, name in slots:
+            module = getattr(parent, name)
+            if isinstance(module, WindowAttention):
+                setattr(parent, name, _as_global(module) if ours else _as_multihead(module))
+    if isinstance(model, PretrainedModel):
+        kept = Plan(tuple(term for term in model.config.plan.terms if term.attention.kind not in WINDOWED))
+        model.config = model.config.model_copy(update={"attention": str(kept)})
+    return model
+
+
+def window_plan(
+    attention: str | Plan, *, layers: Layers | None, boundary_dim: int | None, init: WindowInit
+) -> Plan:
+    """Read which windows to add where, with defaults for the terms that do not name layers or a width.
+
+    >>> str(window_plan("Enc(AW)-Dec(MW)@2", layers="all", boundary_dim=8, init="identity"))
+    'Enc(AW,Dim=8)@all-Dec(MW,Dim=8,Gate)@2'
+    """
+    check_choice("init", init, WINDOW_INITS)
+    plan = parse(attention) if isinstance(attention, str) else attention
+    if not plan.terms:
+        raise ValueError(f"{plan} names no window; name one, as Enc(AW)")
+    terms = []
+    for term in plan.terms:
+        if term.attention.kind not in WINDOWED:
+            meaning = KINDS[term.attention.kind].meaning
+            raise ValueError(f"{term} is {meaning}; only AW and MW can be added to a trained model")
+        width = term.attention.boundary_dim or boundary_dim
+        # an additive window starts closed by its local score
+        gate = term.attention.gate or (init == "identity" and term.attention.kind == "MW")
+        chosen = replace(term.attention, boundary_dim=width, gate=gate)
+        terms.append(replace(term, attention=chosen, layers=term.layers or layers))
+    return Plan(tuple(terms))
+
+
+def planned(plan: Plan, slots: Mapping[Role, Sequence[Slot]]) -> list[tuple[Slot, Attention]]:
+    """Pair the attentions that a plan names with their places; a role that is not there is an error."""
+    for term in plan.terms:
+        if not slots.get(term.role):
+            roles = " and ".join(role for role in slots if slots[role])
+            raise ValueError(f"{term} is for a role that this model does not have; it has {roles}")
+    pairs = [
+        (slot, chosen)
+        for role, places in slots.items()
+        for slot, chosen in zip(places, plan.attentions(role, len(places)), strict=True)
+    ]
+    return [(slot, chosen) for slot, chosen in pairs if chosen.kind in WINDOWED]
+
+
+def _slots(model: nn.Module) -> dict[Role, list[Slot]]:
+    """Find where a model keeps its attentions, by role and in the order of the layers."""
+    if isinstance(model, PretrainedModel):
+        return {
+            role: [(block, "attention") for block in blocks]
+            for role, blocks in model.attention_blocks().items()
+        }
+    slots: dict[Role, list[Slot]] = {"Enc": [], "Cr": [], "Dec": []}
+    for module in model.modules():
+        if isinstance(module, nn.TransformerEncoderLayer):
+            slots["Enc"].append((module, "self_attn"))
+        elif isinstance(module, nn.TransformerDecoderLayer):
+            slots["Dec"].append((module, "self_attn"))
+            slots["Cr"].append((module, "multihead_attn"))
+    return slots if any(slots.values()) else {}
+
+
+def _check_plain(model: PretrainedModel[Any]) -> None:
+    if model.config.plan.terms:
+        raise ValueError(
+            f"the model has attention={model.config.attention!r}; windows are added to a plain model, "
+            "which remove_windows gives back if these are windows"
+        )
+
+
+def _only_attention(plan: Plan) -> Attention:
+    if len(plan.terms) != 1:
+        raise ValueError(f"{plan} has {len(plan.terms)} terms; a single attention takes one, as Enc(AW)")
+    return plan.terms[0].attention
+
+
+def _windowed(plain: nn.Module, chosen: Attention, init: WindowInit) -> WindowAttention:
+    """Build a window attention with the weights of a plain one, on its device and in its mode."""
+    if not isinstance(plain, GlobalAttention | nn.MultiheadAttention):
+        raise ValueError(f"windows are added to plain attention, not to {type(plain).__name__}")
+    weight, bias, out_proj, batch_first = _plain_weights(plain)
+    window = WindowAttention(
+        plain.embed_dim,
+        plain.num_heads,
+        window=WINDOWED[chosen.kind],
+        segment_size=chosen.segment_size,
+        expectation=chosen.expectation,
+        boundary_dim=chosen.boundary_dim,
+        gate=chosen.gate,
+        dropout=plain.dropout,
+        bias=bias is not None,
+        batch_first=batch_first,
+        device=weight.device,
+        dtype=weight.dtype,
+    )
+    with torch.no_grad():
+        for stacked, source in ((window.in_proj.weight, weight), (window.in_proj.bias, bias)):
+            if source is not None:
+                for rows, block in zip(window.plain_rows(), source.chunk(3), strict=True):
+                    stacked[rows] = block
+                if init == "identity":
+                    stacked[window.local_query_rows()] = 0
+    window.out_proj.load_state_dict(out_proj.state_dict())
+    return window.train(plain.training)
+
+
+def _plain_weights(
+    plain: GlobalAttention | nn.MultiheadAttention,
+) -> tuple[Tensor, Tensor | None, nn.Linear, bool]:
+    """Return the stacked weight and bias of queries, keys and values, the output layer, and the layout."""
+    if isinstance(plain, GlobalAttention):
+        return plain.in_proj.weight, plain.in_proj.bias, plain.out_proj, True
+    if not plain._qkv_same_embed_dim or plain.bias_k is not None or plain.add_zero_attn:
+        raise ValueError(
+            "windows cannot be added to a MultiheadAttention with kdim, vdim, add_bias_kv or add_zero_attn"
+        )
+    return plain.in_proj_weight, plain.in_proj_bias, plain.out_proj, plain.batch_first
+
+
+def _as_global(window: WindowAttention) -> GlobalAttention:
+    bias = window.in_proj.bias is not None
+    plain = GlobalAttention(window.embed_dim, window.num_heads, dropout=window.dropout, bias=bias)
+    weight, stacked_bias = _plain_stack(window)
+    plain.to(device=weight.device, dtype=weight.dtype)
+    plain.in_proj.load_state_dict({"weight": weight} | ({"bias": stacked_bias} if bias else {}))
+    plain.out_proj.load_state_dict(window.out_proj.state_dict())
+    return plain.train(window.training)
+
+
+def _as_multihead(window: WindowAttention) -> nn.MultiheadAttention:
+    weight, bias = _plain_stack(window)
+    plain = nn.MultiheadAttention(
+        window.embed_dim,
+        window.num_heads,
+        dropout=window.dropout,
+        bias=bias is not None,
+        batch_first=window.batch_first,
+        device=weight.device,
+        dtype=weight.dtype,
+    )
+    state = {"in_proj_weight": weight} | ({} if bias is None else {"in_proj_bias": bias})
+    output = {f"out_proj.{name}": x for name, x in window.out_proj.state_dict().items()}
+    plain.load_state_dict(state | output)
+    return plain.train(window.training)
+
+
+def _plain_stack(window: WindowAttention) -> tuple[Tensor, Tensor | None]:
+    """Return what a plain attention keeps of a window's stacked weight and bias."""
+    rows, projection = window.plain_rows(), window.in_proj
+    weight = torch.cat([projection.weight[block] for block in rows])
+    return weight, None if projection.bias is None else torch.cat([projection.bias[block] for block in rows])
