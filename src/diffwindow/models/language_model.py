@@ -69,6 +69,13 @@ class LanguageModel(PretrainedModel[LanguageModelConfig]):
         hidden = self.hidden(tokens, mask)
         return token_loss(hidden, self.embedding.weight, labels, label_smoothing=label_smoothing)
 
+    def nll_by_row(
+        self, tokens: Int[Tensor, "b n"], labels: Int[Tensor, "b n"], mask: Bool[Tensor, "b n"] | None = None
+    ) -> Float[Tensor, " b"]:
+        """Return −log p of each row's labels."""
+        weight, rows = self.embedding.weight, zip(self.hidden(tokens, mask), labels, strict=True)
+        return torch.stack([token_loss(hidden, weight, row).nll for hidden, row in rows])
+
     def hidden(
         self, tokens: Int[Tensor, "b n"], mask: Bool[Tensor, "b n"] | None = None
     ) -> Float[Tensor, "b n d"]:

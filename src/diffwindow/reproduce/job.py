@@ -15,7 +15,7 @@ from diffwindow.files import read_json, write_json
 from diffwindow.reproduce.setting import Setting
 from diffwindow.reproduce.table import Column, Row
 
-RESULT = "result.json"
+RESULT, OUTCOMES = "result.json", "outcomes.npz"
 LOG = "output.txt"
 Result = dict[str, Any]
 
@@ -81,6 +81,7 @@ def run(job: Job) -> str | None:
 def _run(job: Job) -> Result:
     from diffwindow.models.build import count_parameters
     from diffwindow.tasks.evaluation import evaluate
+    from diffwindow.tasks.metrics.outcomes import save_outcomes
     from diffwindow.tasks.trained import Trained
     from diffwindow.tasks.translating import Search
     from diffwindow.training.run import Run
@@ -95,7 +96,9 @@ def _run(job: Job) -> Result:
     search = Search(beam=config.search.beam, length_penalty=config.search.length_penalty)
     task = trained.task(Run(job.folder, config).open_store())
     splits = dict.fromkeys(("valid", job.column.split))
-    metrics = {split: evaluate(trained, task, split, search).metrics for split in splits}
+    evaluations = {split: evaluate(trained, task, split, search) for split in splits}
+    metrics = {split: found.metrics for split, found in evaluations.items()}
+    save_outcomes(job.folder / OUTCOMES, {"terms": evaluations[job.column.split].terms})
     return {
         "label": job.row.label,
         "attention": job.row.attention,

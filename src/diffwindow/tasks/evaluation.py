@@ -14,7 +14,8 @@ from diffwindow.models.translator import Translator
 from diffwindow.tasks.classification import Classification
 from diffwindow.tasks.language_modeling import LanguageModeling
 from diffwindow.tasks.metrics.accuracy import accuracy, accuracy_by, mcnemar
-from diffwindow.tasks.metrics.bleu import paired_bootstrap, translation_scores
+from diffwindow.tasks.metrics.bleu import bleu_terms, paired_bootstrap, translation_scores
+from diffwindow.tasks.metrics.outcomes import Terms, accuracy_terms
 from diffwindow.tasks.metrics.perplexity import word_perplexity
 from diffwindow.tasks.registry import AnyTask
 from diffwindow.tasks.trained import Trained, target_language
@@ -25,9 +26,10 @@ from diffwindow.tasks.windows import as_rows, has_gold_windows, window_fits
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Metrics, as plain data for JSON, and what a comparison with another model needs."""
+    """Metrics, as plain data for JSON, the outcome of each example, and what a comparison needs."""
 
     metrics: dict[str, Any]
+    terms: Terms
     right: NDArray[np.bool_] | None = None
     hypotheses: list[str] = field(default_factory=list)
     references: list[str] = field(default_factory=list)
@@ -66,7 +68,8 @@ def _translation(
         # words that the vocabulary does not have are not in the references either: scores are then too high
         "unknown_in_references": sum(int((target == UNK).sum()) for target in targets),
     }
-    return Evaluation(metrics, hypotheses=hypotheses, references=references, language=language)
+    terms = bleu_terms(hypotheses, references)
+    return Evaluation(metrics, terms, hypotheses=hypotheses, references=references, language=language)
 
 
 def _classification(trained: Trained, task: Classification, split: str) -> Evaluation:
@@ -85,7 +88,7 @@ def _classification(trained: Trained, task: Classification, split: str) -> Evalu
         metrics["by_attractors"] = {str(count): asdict(group) for count, group in groups.items()}
     if has_gold_windows(task):
         metrics["windows"] = as_rows(window_fits(task, cast(Classifier, trained.model), split))
-    return Evaluation(metrics, right=right)
+    return Evaluation(metrics, accuracy_terms(right), right=right)
 
 
 def _by_size(right: NDArray[np.bool_], sizes: NDArray[np.integer]) -> dict[str, dict[str, Any]]:
@@ -103,7 +106,8 @@ def _by_size(right: NDArray[np.bool_], sizes: NDArray[np.integer]) -> dict[str, 
 
 
 def _language(trained: Trained, task: LanguageModeling, split: str) -> Evaluation:
-    nll, tokens = task.nll(trained.model, split)
+    by_row, tokens_by_row = task.nll(trained.model, split)
+    nll, tokens = float(by_row.sum()), int(tokens_by_row.sum())
     words, stream = task.words(split), task.store.split(split).stream("text")
     metrics = {
         "perplexity": word_perplexity(nll, words),
@@ -114,7 +118,9 @@ def _language(trained: Trained, task: LanguageModeling, split: str) -> Evaluatio
         "unknown_words": int((stream == UNK).sum()),
         "rows": int((stream == EOS).sum()),
     }
-    return Evaluation(metrics)
+    # a block may cut a word in two, so each row has its share of the words by its tokens
+    terms = np.stack([by_row, tokens_by_row * (words / tokens)], axis=-1).astype(np.float32)
+    return Evaluation(metrics, terms)
 
 
 def compare(first: Evaluation, second: Evaluation, *, samples: int = 1000) -> dict[str, Any]:

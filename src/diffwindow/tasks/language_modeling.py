@@ -6,6 +6,7 @@ from typing import ClassVar, cast
 
 import numpy as np
 from jaxtyping import Int
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from diffwindow.data.collate import collate, collate_blocks, shift_right
@@ -71,14 +72,15 @@ class LanguageModeling:
         )
         return Loss(scored.total, batch.units)
 
-    def nll(self, model: nn.Module, split: str) -> tuple[float, int]:
-        """Give −log p of a split's text, and the number of its tokens."""
-        nll, units = 0.0, 0
+    def nll(self, model: nn.Module, split: str) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """Return −log p of each row or block of a split, and the number of its tokens."""
+        (tokens,) = self.lengths(split)
+        nll = np.zeros(len(tokens))
         with evaluating(model) as device:
-            for _, batch in sweep(self, split, device, max_tokens=self.valid_tokens):
-                scored = cast(LanguageModel, model).loss(batch.tokens, batch.labels)
-                nll, units = nll + float(scored.nll), units + batch.units
-        return nll, units
+            for indices, batch in sweep(self, split, device, max_tokens=self.valid_tokens):
+                found = cast(LanguageModel, model).nll_by_row(batch.tokens, batch.labels)
+                nll[indices] = found.double().cpu().numpy()
+        return nll, tokens.astype(np.int64)
 
     def words(self, split: str) -> int:
         """Count the words of a split, and the ends of its rows, which are predicted too."""
@@ -87,8 +89,9 @@ class LanguageModeling:
 
     def validate(self, model: nn.Module, split: str) -> dict[str, float]:
         """Give the cross-entropy by token, without smoothing, and the perplexity by word."""
-        nll, tokens = self.nll(model, split)
-        return {"loss": nll / tokens, "perplexity": word_perplexity(nll, self.words(split))}
+        by_row, tokens = self.nll(model, split)
+        nll = float(by_row.sum())
+        return {"loss": nll / int(tokens.sum()), "perplexity": word_perplexity(nll, self.words(split))}
 
     def save(self, model: nn.Module, folder: Path) -> None:
         """Write the model and its tokenizer as a folder that `from_pretrained` reads."""

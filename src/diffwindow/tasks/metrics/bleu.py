@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.significance import PairedTest
@@ -70,6 +72,18 @@ def translation_scores(
         result = metric.corpus_score(sides[0], [sides[1]])
         scores[name] = Score(float(result.score), way.prefix + str(metric.get_signature()))
     return scores
+
+
+def bleu_terms(hypotheses: Sequence[str], references: Sequence[str]) -> NDArray[np.int32]:
+    """Return what each sentence adds to `bleu`: lengths, matches and n-grams, for `outcomes.bleu_of`."""
+    _check(hypotheses, references)
+    # the option changes only the score of a sentence, which is not used, and keeps sacreBLEU from warning
+    metric = BLEU(effective_order=True)
+    scores: Any = [
+        metric.sentence_score(*pair) for pair in zip(hypotheses, [[r] for r in references], strict=True)
+    ]
+    rows = [[one.sys_len, one.ref_len, *one.counts, *one.totals] for one in scores]
+    return np.array(rows, np.int32).reshape(-1, 10)
 
 
 def paired_bootstrap(
