@@ -1,20 +1,24 @@
 """The whole path at smoke scale: train, evaluate, report, on generated data in seconds."""
 
 import json
+from dataclasses import asdict
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from diffwindow.cli import app
 from diffwindow.reproduce import plot, runner
+from diffwindow.reproduce.bootstrap import gain_interval
 from diffwindow.reproduce.findings import findings
-from diffwindow.reproduce.job import RESULT, run, settings_of
+from diffwindow.reproduce.job import OUTCOMES, RESULT, run, settings_of
 from diffwindow.reproduce.report import FIGURE, JSON, PICTURES, REPORT, markdown, write_report
 from diffwindow.reproduce.runner import Outcome, done_before, jobs_of, make_stores
 from diffwindow.reproduce.scale import scale_of
 from diffwindow.reproduce.speed import relative_speeds
 from diffwindow.reproduce.tables import table_of
 from diffwindow.tasks import evaluation
+from diffwindow.tasks.metrics.outcomes import accuracy_of, load_outcomes, save_outcomes
 
 SMOKE = scale_of("smoke")
 
@@ -41,6 +45,14 @@ def test_the_command_trains_reports_and_does_not_train_again(tmp_path, monkeypat
     (update, accuracy), *more = found["columns"][0]["rows"][0]["learning"]
     assert (update, more) == (4, [])
     assert 0 < accuracy < 100
+    # what lies beside the report is enough to compute its figures again
+    outcomes = load_outcomes(tmp_path / "table5-smoke" / "outcomes-sva.npz")
+    plain, additive = (outcomes[f"{key}/1"] for key in ("Global", "Enc(AW)"))
+    again = gain_interval(additive[None], plain[None], accuracy_of)
+    row = next(row for row in found["columns"][0]["rows"] if row["key"] == "Enc(AW)")
+    assert row["by_seed"] == {"1": pytest.approx(float(accuracy_of(additive.sum(0, dtype=float))))}
+    assert row["interval"] == pytest.approx(asdict(again))
+    assert len(plain) == 20
 
     monkeypatch.setattr(runner, "ProcessPoolExecutor", None)  # a second training would need it
     again = CliRunner().invoke(app, arguments)
@@ -154,25 +166,30 @@ def _outcome(job, value, problem=None):
     return Outcome(job, None if problem else result, problem)
 
 
+def _save_alike(job, term):
+    """Store outcomes whose examples are all alike, so that the interval is that of the seeds."""
+    job.folder.mkdir(parents=True)
+    save_outcomes(job.folder / OUTCOMES, {"terms": np.tile([term, 1.0], (8, 1))})
+
+
 def test_the_report_says_what_agrees_and_what_failed(tmp_path):
     table = table_of("table5").chosen(["sva"], ["Global", "Enc(MW)", "Enc(AW)"])
     jobs = jobs_of(table, SMOKE, (1, 2), tmp_path)
     values = {"Global": (90.0, 90.2), "Enc(MW)": (91.0, 91.2), "Enc(AW)": (89.0, 89.2)}
+    for job in jobs[:-1]:
+        _save_alike(job, values[job.row.key][job.seed - 1] / 100)
     outcomes = [_outcome(job, values[job.row.key][job.seed - 1]) for job in jobs[:-1]]
     outcomes.append(_outcome(jobs[-1], 0.0, problem="the loss is not finite"))
     found = findings(table, SMOKE, outcomes, "diffwindow reproduce …")
     plain, multiplicative, additive = found["columns"][0]["rows"]
     assert (plain["verdict"], multiplicative["verdict"]) == (None, "agrees")
-    # one seed left: its gain of -1 has no interval
+    # one seed left: whatever its gain of -1 is worth, other seeds may differ
     assert additive["verdict"] == "not told apart"
     # in the paper: plain < MW < AW; here AW < plain < MW
     assert found["columns"][0]["pairs"] == (1, 3)
     text = markdown(found)
     assert "the loss is not finite" in text
-    assert (
-        "| Enc(MW) | 1,000 | 95.95 | 91.10 ± 1.27 | 0.14 | 2 | 91.10 | +1.47 | +1.00 ± 0.00 | agrees |"
-        in text
-    )
+    assert "| Enc(MW) | 1,000 | 95.95 | 91.10 | 0.14 | 2 | 91.10 | +1.47 | +1.00 ± 0.00 | agrees |" in text
     assert "| accuracy by attractors | unknown | 1 |\n| --- | --- | --- |\n| examples | 4 | 2 |" in text
     assert "| accuracy by length in tokens | 1-10 |\n| --- | --- |\n| examples | 6 |" in text
     assert "| Enc(MW) |  |  | 0.50 | 0.25 |" in text
@@ -185,10 +202,13 @@ def test_a_lower_perplexity_is_the_gain(tmp_path):
     table = table_of("table6").chosen([], ["Global", "Dec(MW)", "Dec(AW)"])
     jobs = jobs_of(table, SMOKE, (1, 2), tmp_path)
     values = {"Global": 100.0, "Dec(MW)": 90.0, "Dec(AW)": 105.0}
+    for job in jobs:
+        _save_alike(job, np.log(values[job.row.key] + job.seed))
     outcomes = [_outcome(job, values[job.row.key] + job.seed) for job in jobs]
     found = findings(table, SMOKE, outcomes, "…")
     _, better, worse = found["columns"][0]["rows"]
     assert (better["gain"]["mean"], worse["gain"]["mean"]) == (10.0, -5.0)
+    assert [row["interval"]["gain"] for row in (better, worse)] == pytest.approx([10.0, -5.0])
     # the paper's 46.37 fell to 44.00 and to 44.95
     assert (better["paper_gain"], worse["paper_gain"]) == (pytest.approx(2.37), pytest.approx(1.42))
     assert (better["verdict"], worse["verdict"]) == ("agrees", "contradicts")
@@ -245,6 +265,17 @@ def test_a_column_of_the_validation_set_never_evaluates_another(tmp_path, monkey
     monkeypatch.setattr(evaluation, "evaluate", lambda *args: splits.append(args[2]) or evaluate(*args))
     assert run(job) is None
     assert splits == ["valid"]
+
+
+def test_four_seeds_have_an_interval_over_seeds_beside_the_other(tmp_path):
+    table = table_of("table5").chosen(["sva"], ["Global", "Enc(AW)"])
+    jobs = jobs_of(table, SMOKE, (1, 2, 3, 4), tmp_path)
+    outcomes = [_outcome(job, 90.0 + (job.row.key != "Global") * (job.seed % 2) * 2) for job in jobs]
+    text = markdown(findings(table, SMOKE, outcomes, "…"))
+    assert "| our gain, 95 % interval | over seeds alone | the paper's sign |" in text
+    # without outcomes there is that interval alone: gains 2, 0, 2, 0 have ± 3.18 · 1.155 / 2
+    assert "| +1.00 | ± 1.84 | not told apart |" in text
+    assert "over seeds alone" not in markdown(findings(table, SMOKE, outcomes[:6], "…"))
 
 
 def test_rows_that_were_not_run_are_said_to_be(tmp_path):

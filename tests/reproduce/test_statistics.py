@@ -11,14 +11,13 @@ def test_one_seed_has_no_interval():
 
 
 def test_the_interval_is_student_s():
-    # two values 1 apart: s = 1/√2, so t s / √2 = t / 2
-    assert summary([1.0, 2.0]).reach == pytest.approx(12.706 / 2)
+    # 0, 0, 2, 2: s = 2/√3, so t s / √4 = t / √3, with three degrees of freedom
+    assert summary([0.0, 0.0, 2.0, 2.0]).reach == pytest.approx(3.1824 / 3**0.5, rel=1e-4)
 
 
-def test_more_seeds_than_the_table_of_quantiles_use_its_last():
-    values = [0.0, 1.0] * 30
-    found = summary(values)
-    assert found.reach == pytest.approx(2.042 * found.deviation / 60**0.5)
+def test_fewer_than_four_seeds_have_a_deviation_and_no_interval():
+    found = summary([1.0, 2.0, 3.0])
+    assert (found.deviation, found.reach) == (1.0, None)
 
 
 def test_differences_pair_the_seeds_that_both_have():
@@ -28,21 +27,19 @@ def test_differences_pair_the_seeds_that_both_have():
 
 
 @pytest.mark.parametrize(
-    ("values", "paper", "expected"),
+    ("gain", "reach", "seeds", "paper", "expected"),
     [
-        ([1.0, 1.1, 0.9], 2.8, "agrees"),
-        ([-1.0, -1.1, -0.9], 2.8, "contradicts"),
-        ([1.0, -1.1, 0.9], 2.8, "not told apart"),
-        ([1.0], 2.8, "not told apart"),
-        ([-1.0, -1.1, -0.9], -2.37, "agrees"),
+        (1.0, 0.25, 3, 2.8, "agrees"),
+        (-1.0, 0.25, 3, 2.8, "contradicts"),
+        (0.3, 2.7, 3, 2.8, "not told apart"),
+        (-1.0, 0.25, 3, -2.37, "agrees"),
+        # one seed says nothing, however many examples there are
+        (1.0, 0.25, 1, 2.8, "not told apart"),
+        (1.0, None, 2, 2.8, "not told apart"),
     ],
 )
-def test_verdicts(values, paper, expected):
-    assert verdict(summary(values), paper) == expected
-
-
-def test_nothing_is_said_of_rows_that_share_no_seed():
-    assert verdict(None, 1.0) == "not told apart"
+def test_verdicts(gain, reach, seeds, paper, expected):
+    assert verdict(gain, reach, seeds, paper) == expected
 
 
 def test_pairs_that_the_paper_ties_are_left_out():

@@ -41,7 +41,7 @@ def reproduce(
     from diffwindow.cli.progress import shown
     from diffwindow.reproduce.findings import findings
     from diffwindow.reproduce.report import REPORT, write_report
-    from diffwindow.reproduce.runner import done_before, jobs_of, make_stores, run_all
+    from diffwindow.reproduce.runner import done_before, jobs_of, make_stores, outcomes_by_column, run_all
     from diffwindow.reproduce.scale import scale_of
     from diffwindow.reproduce.tables import table_of
 
@@ -65,14 +65,15 @@ def reproduce(
             make_stores(waiting, data, progress=progress)
         for outcome in run_all(waiting, processes=jobs or os.cpu_count() or 1, tell=_tell):
             outcomes.append(outcome)
-            write_report(findings(whole, at, outcomes, command), folder)
+            write_report(findings(whole, at, outcomes, command), folder, outcomes_by_column(outcomes))
     except KeyboardInterrupt:
         _tell("interrupted; the same command goes on")
         raise typer.Exit(130) from None
     if whole.extra == "figure":
         _draw(jobs_of(whole, at, numbers[:1], out), folder)
     speeds = _speeds(whole, asked[0]) if whole.extra == "speed" else None
-    write_report(findings(whole, at, outcomes, command, speeds), folder)
+    found = findings(whole, at, outcomes, command, speeds)
+    write_report(found, folder, outcomes_by_column(outcomes))
     print(folder / REPORT)
     if any(outcome.problem for outcome in outcomes):
         raise typer.Exit(1)

@@ -9,11 +9,15 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from diffwindow.reproduce.job import Result
+import numpy as np
+
+from diffwindow.reproduce.bootstrap import Interval, gain_interval
+from diffwindow.reproduce.job import Result, outcomes_of
 from diffwindow.reproduce.runner import Outcome
 from diffwindow.reproduce.scale import Scale
-from diffwindow.reproduce.statistics import agreeing_pairs, difference, summary, verdict
+from diffwindow.reproduce.statistics import Summary, Verdict, agreeing_pairs, difference, summary, verdict
 from diffwindow.reproduce.table import SHOWN, Column, Row, Table
+from diffwindow.tasks.metrics.outcomes import FIGURES, Terms
 from diffwindow.training.config import TrainConfig
 from diffwindow.training.settings import resolve
 
@@ -58,12 +62,14 @@ def _column(table: Table, column: Column, scale: Scale, outcomes: Sequence[Outco
     learning = {
         row.key: _learning(column, [o.job.folder for o in done if o.job.row == row]) for row in table.rows
     }
-    values = {key: {seed: result["value"] for seed, result in by.items()} for key, by in results.items()}
-    base = table.rows[0]
-    rows = [
-        _row(row, base, column, results[row.key], values) | {"learning": learning[row.key]}
+    terms = {
+        row.key: {
+            o.job.seed: found for o in done if o.job.row == row if (found := outcomes_of(o.job)) is not None
+        }
         for row in table.rows
-    ]
+    }
+    base = table.rows[0]
+    rows = [_row(row, base, column, results, terms) | {"learning": learning[row.key]} for row in table.rows]
     ours = {row["key"]: row["ours"]["mean"] for row in rows if row["ours"]}
     paper = {row.key: row.paper[column.name] for row in table.rows if column.name in row.paper}
     setting = scale.setting(column)
@@ -94,13 +100,19 @@ def _evaluated_model(config: TrainConfig) -> str:
 
 
 def _row(
-    row: Row, base: Row, column: Column, by_seed: dict[int, Result], values: dict[str, dict[int, float]]
+    row: Row,
+    base: Row,
+    column: Column,
+    results: Mapping[str, dict[int, Result]],
+    terms: Mapping[str, dict[int, Terms]],
 ) -> Finding:
-    own = values[row.key]
+    by_seed = results[row.key]
+    own, other = ({seed: one["value"] for seed, one in results[key].items()} for key in (row.key, base.key))
     # a gain above 0 is better, so that of a perplexity is how far it fell
     _, more_is_better = SHOWN[column.metric]
     sign = 1.0 if more_is_better else -1.0
-    gain = difference(_scaled(own, sign), _scaled(values[base.key], sign)) if row is not base else None
+    gain = difference(_scaled(own, sign), _scaled(other, sign)) if row is not base else None
+    interval = _interval(column, gain, terms[row.key], terms[base.key], sign=sign) if gain else None
     paper, paper_base = row.paper.get(column.name), base.paper.get(column.name)
     unknown = row is base or paper is None or paper_base is None
     paper_gain = None if unknown else sign * (row.paper[column.name] - base.paper[column.name])
@@ -114,7 +126,8 @@ def _row(
         "ours": asdict(summary(list(own.values()))) if own else None,
         "valid": asdict(summary([result["valid"] for result in by_seed.values()])) if own else None,
         "gain": asdict(gain) if gain else None,
-        "verdict": verdict(gain, paper_gain) if paper_gain is not None and own else None,
+        "interval": asdict(interval) if interval else None,
+        "verdict": _verdict(gain, interval, paper_gain) if paper_gain is not None and own else None,
         "groups": {by: _groups([result["metrics"] for result in by_seed.values()], by) for by in GROUPS},
         "windows": _windows([result["metrics"] for result in by_seed.values()]),
     }
@@ -122,6 +135,24 @@ def _row(
 
 def _scaled(values: Mapping[int, float], factor: float) -> dict[int, float]:
     return {seed: factor * value for seed, value in values.items()}
+
+
+def _interval(
+    column: Column, gain: Summary, terms: Mapping[int, Terms], base: Mapping[int, Terms], *, sign: float
+) -> Interval | None:
+    """Return the interval over seeds and examples, if every seed of the gain has its outcomes."""
+    seeds = sorted(terms.keys() & base.keys())
+    if len(seeds) < gain.count:
+        return None
+    ours, theirs = (np.stack([side[seed] for seed in seeds]) for side in (terms, base))
+    figure = FIGURES[column.metric]
+    return gain_interval(ours, theirs, lambda totals: sign * figure(totals))
+
+
+def _verdict(gain: Summary | None, interval: Interval | None, paper_gain: float) -> Verdict:
+    if gain is None:
+        return "not told apart"
+    return verdict(gain.mean, interval.reach if interval else gain.reach, gain.count, paper_gain)
 
 
 def _groups(metrics: Sequence[Result], by: str) -> dict[str, tuple[float, int]]:

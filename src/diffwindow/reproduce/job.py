@@ -14,6 +14,7 @@ from typing import Any
 from diffwindow.files import read_json, write_json
 from diffwindow.reproduce.setting import Setting
 from diffwindow.reproduce.table import Column, Row
+from diffwindow.tasks.metrics.outcomes import Terms, load_outcomes, save_outcomes
 
 RESULT, OUTCOMES = "result.json", "outcomes.npz"
 LOG = "output.txt"
@@ -50,6 +51,12 @@ def result_of(job: Job) -> Result | None:
     return result
 
 
+def outcomes_of(job: Job) -> Terms | None:
+    """Read what each example of the split added to the figure; None if the run is older than such files."""
+    path = job.folder / OUTCOMES
+    return load_outcomes(path)["terms"] if path.is_file() else None
+
+
 def settings_of(job: Job) -> tuple[str, ...]:
     """Give all that decides a job's result: arguments of `diffwindow train`, then the evaluated split.
 
@@ -81,7 +88,6 @@ def run(job: Job) -> str | None:
 def _run(job: Job) -> Result:
     from diffwindow.models.build import count_parameters
     from diffwindow.tasks.evaluation import evaluate
-    from diffwindow.tasks.metrics.outcomes import save_outcomes
     from diffwindow.tasks.trained import Trained
     from diffwindow.tasks.translating import Search
     from diffwindow.training.run import Run

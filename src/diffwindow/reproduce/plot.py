@@ -27,12 +27,10 @@ def draw_gains(found: Finding, path: Path) -> bool:
     for axes, column in zip(panels, columns, strict=True):
         rows = [row for row in column["rows"] if row["gain"]]
         for place, row in enumerate(rows):
-            gain = row["gain"]
-            # without an interval a mark must not look like a sure one
-            fill = "white" if gain["reach"] is None else "tab:blue"
-            axes.errorbar(
-                gain["mean"], place, xerr=gain["reach"] or 0.0, fmt="o", mfc=fill, color="tab:blue", capsize=3
-            )
+            gain, reach = row["gain"], row["interval"]["reach"] if row["interval"] else 0.0
+            # one seed must not look like several
+            fill = "white" if gain["count"] == 1 or not reach else "tab:blue"
+            axes.errorbar(gain["mean"], place, xerr=reach, fmt="o", mfc=fill, color="tab:blue", capsize=3)
             if row["paper_gain"] is not None:
                 axes.plot(row["paper_gain"], place, "D", mfc="none", color="tab:orange")
         axes.axvline(0.0, color="grey", linewidth=0.8)
@@ -48,7 +46,7 @@ def draw_gains(found: Finding, path: Path) -> bool:
         low, high = zip(*(axes.get_xlim() for axes in panels), strict=True)
         for axes in panels:
             axes.set_xlim(min(low), max(high))
-    marks = ["filled: ours, 95 % interval over seeds", "white: ours, one seed"]
+    marks = ["filled: ours, 95 % interval over seeds and examples", "white: one seed, or no interval"]
     if any(row["paper_gain"] is not None for column in columns for row in column["rows"]):
         marks.append("diamonds: the paper's, on its own data")
     figure.suptitle("; ".join(marks), fontsize=8)

@@ -10,6 +10,7 @@ from diffwindow.reproduce.findings import FITS, GROUPS, Finding
 from diffwindow.reproduce.plot import draw_gains, draw_learning
 from diffwindow.reproduce.table import SHOWN
 from diffwindow.reproduce.tables import PAPER_SPEED, TABLE_4
+from diffwindow.tasks.metrics.outcomes import Terms, save_outcomes
 
 REPORT, JSON, FIGURE = "report.md", "report.json", "figure3.png"
 # each picture with what it shows and how it is drawn
@@ -24,9 +25,13 @@ MANY = 3
 EVALUATED = {"test": "test set", "valid": "validation set, the test set not read"}
 
 
-def write_report(found: Finding, folder: Path) -> None:
-    """Write the report of a table, each file whole or not at all."""
+def write_report(
+    found: Finding, folder: Path, outcomes: Mapping[str, Mapping[str, Terms]] | None = None
+) -> None:
+    """Write the report of a table, each file whole or not at all, and the outcomes by column beside it."""
     folder.mkdir(parents=True, exist_ok=True)
+    for column, by_run in (outcomes or {}).items():
+        save_outcomes(folder / f"outcomes-{column}.npz", by_run)
     write_json(folder / JSON, found)
     drawn = [name for name, (_, draw) in PICTURES.items() if draw(found, folder / name)]
     write_atomically(folder / REPORT, markdown(found, pictures=drawn).encode("utf-8"))
@@ -58,8 +63,7 @@ def _overview(columns: Sequence[Finding]) -> str:
 def _short(row: Finding) -> str:
     if row["ours"] is None:
         return "not run"
-    gain = row["gain"]
-    return f"{row['ours']['mean']:.2f}" + (f" ({_gain(gain['mean'], gain['reach'])})" if gain else "")
+    return f"{row['ours']['mean']:.2f}" + (f" ({_our_gain(row)})" if row["gain"] else "")
 
 
 def _column(column: Finding, scale: str) -> list[str]:
@@ -70,13 +74,16 @@ def _column(column: Finding, scale: str) -> list[str]:
     heads += ["paper"] if published else []
     heads += [f"ours ({scale})", "deviation", "seeds", *(["validation"] if tested else [])]
     heads += ["paper's gain"] if published else []
-    heads += ["our gain, 95 % interval", *(["the paper's sign"] if published else [])]
-    lines = [_cells(row, published=published, tested=tested) for row in column["rows"]]
+    enough = any(row["gain"] and row["gain"]["reach"] is not None for row in column["rows"])
+    heads += ["our gain, 95 % interval", *(["over seeds alone"] if enough else [])]
+    heads += ["the paper's sign"] if published else []
+    lines = [_cells(row, published=published, tested=tested, enough=enough) for row in column["rows"]]
     texts = [
         f"## {column['title']}: {name}, {'more' if more_is_better else 'less'} is better",
         f"Corpus `{column['corpus']}`; {EVALUATED[column['split']]}; {column['model']}; gains are over "
         f"{column['base']}, means of the differences by seed, over the seeds that both have; a gain above 0 "
-        "is better.",
+        "is better. Intervals are over seeds and test examples; over the examples alone where there is one "
+        "seed.",
         f"Settings: `{' '.join(column['settings'])}`",
         _table(heads, lines),
     ]
@@ -90,19 +97,21 @@ def _column(column: Finding, scale: str) -> list[str]:
     return texts
 
 
-def _cells(row: Finding, *, published: bool, tested: bool) -> list[str]:
+def _cells(row: Finding, *, published: bool, tested: bool, enough: bool) -> list[str]:
     ours = row["ours"]
     cells = [row["label"], _whole(row["parameters"])]
     cells += [_number(row["paper"])] if published else []
     if ours is None:
         cells += ["not run", "", "0"]
     else:
-        reach = f" ± {ours['reach']:.2f}" if ours["reach"] is not None else ""
-        cells += [f"{ours['mean']:.2f}{reach}", _number(ours["deviation"]), str(ours["count"])]
+        cells += [_number(ours["mean"]), _number(ours["deviation"]), str(ours["count"])]
     cells += [_number(row["valid"] and row["valid"]["mean"])] if tested else []
     cells += [_gain(row["paper_gain"], None)] if published else []
-    gain = row["gain"]
-    cells.append(_gain(gain["mean"], gain["reach"]) if gain else "")
+    cells.append(_our_gain(row) + (" (one seed)" if row["gain"] and row["gain"]["count"] == 1 else ""))
+    if enough:
+        cells.append(
+            f"± {row['gain']['reach']:.2f}" if row["gain"] and row["gain"]["reach"] is not None else ""
+        )
     return [*cells, *([row["verdict"] or ""] if published else [])]
 
 
@@ -152,6 +161,12 @@ def _number(value: float | None) -> str:
 
 def _whole(value: int | None) -> str:
     return "" if value is None else f"{value:,}"
+
+
+def _our_gain(row: Finding) -> str:
+    if row["gain"] is None:
+        return ""
+    return _gain(row["gain"]["mean"], row["interval"] and row["interval"]["reach"])
 
 
 def _gain(mean: float | None, reach: float | None) -> str:

@@ -11,9 +11,10 @@ from pathlib import Path
 
 from diffwindow.data.prepare import Progress, quiet
 from diffwindow.reproduce.corpus import make_store
-from diffwindow.reproduce.job import Job, Result, result_of, run
+from diffwindow.reproduce.job import Job, Result, outcomes_of, result_of, run
 from diffwindow.reproduce.scale import Scale
 from diffwindow.reproduce.table import Table
+from diffwindow.tasks.metrics.outcomes import Terms
 
 Tell = Callable[[str], None]
 
@@ -57,6 +58,15 @@ def make_stores(jobs: Sequence[Job], data: Path | None, *, progress: Progress = 
     """Make the corpora that jobs need, each once."""
     for setting, store in dict.fromkeys((job.setting, job.store) for job in jobs):
         make_store(setting, store, data, progress=progress)
+
+
+def outcomes_by_column(outcomes: Sequence[Outcome]) -> dict[str, dict[str, Terms]]:
+    """Return what each test example added to the figures, by column, then by "row/seed"."""
+    columns: dict[str, dict[str, Terms]] = {}
+    for job in sorted((o.job for o in outcomes if o.result), key=lambda job: (job.row.key, job.seed)):
+        if (terms := outcomes_of(job)) is not None:
+            columns.setdefault(job.column.name, {})[f"{job.row.key}/{job.seed}"] = terms
+    return columns
 
 
 def run_all(jobs: Sequence[Job], *, processes: int, tell: Tell) -> Iterator[Outcome]:

@@ -8,12 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-# the 97.5 % quantile of Student's t for 1, 2, … 30 degrees of freedom
-T_975 = (
-    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
-    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
-    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
-)
+from diffwindow.reproduce.bootstrap import student_quantile
+
+# an interval over seeds alone is shown from this many on: its t-factor is 12.7 for two and 3.2 for four
+ENOUGH_SEEDS = 4
 Verdict = Literal["agrees", "not told apart", "contradicts"]
 
 
@@ -21,7 +19,7 @@ Verdict = Literal["agrees", "not told apart", "contradicts"]
 class Summary:
     """A mean over seeds, its standard deviation, and half of the width of its 95 % interval.
 
-    With one seed there is neither.
+    With one seed there is neither, and with fewer than `ENOUGH_SEEDS` there is no interval.
     """
 
     mean: float
@@ -33,16 +31,17 @@ class Summary:
 def summary(values: Sequence[float]) -> Summary:
     """Summarise what the seeds gave; the interval is Student's, mean ± t s / √n.
 
-    >>> found = summary([79.0, 80.0, 81.0])
-    >>> found.mean, found.deviation, round(found.reach, 2)
-    (80.0, 1.0, 2.48)
+    >>> found = summary([79.0, 79.0, 81.0, 81.0])
+    >>> found.mean, round(found.deviation, 2), round(found.reach, 2)
+    (80.0, 1.15, 1.84)
     """
     mean, count = statistics.fmean(values), len(values)
     if count == 1:
         return Summary(mean, None, None, 1)
     deviation = statistics.stdev(values)
-    quantile = T_975[min(count - 1, len(T_975)) - 1]
-    return Summary(mean, deviation, quantile * deviation / math.sqrt(count), count)
+    if count < ENOUGH_SEEDS:
+        return Summary(mean, deviation, None, count)
+    return Summary(mean, deviation, student_quantile(count - 1) * deviation / math.sqrt(count), count)
 
 
 def difference(values: Mapping[int, float], base: Mapping[int, float]) -> Summary | None:
@@ -55,17 +54,15 @@ def difference(values: Mapping[int, float], base: Mapping[int, float]) -> Summar
     return summary([values[seed] - base[seed] for seed in seeds]) if seeds else None
 
 
-def verdict(ours: Summary | None, paper: float) -> Verdict:
-    """Say whether a difference has the paper's sign; its interval must leave zero out to say anything.
+def verdict(gain: float, reach: float | None, seeds: int, paper: float) -> Verdict:
+    """Say whether a gain has the paper's sign, if two seeds and an interval without zero let it be said.
 
-    >>> verdict(Summary(2.0, 1.0, 1.5, 3), paper=0.4)
-    'agrees'
-    >>> verdict(Summary(2.0, None, None, 1), paper=0.4)
-    'not told apart'
+    >>> verdict(2.0, 1.5, seeds=3, paper=0.4), verdict(2.0, 0.1, seeds=1, paper=0.4)
+    ('agrees', 'not told apart')
     """
-    if ours is None or ours.reach is None or abs(ours.mean) <= ours.reach:
+    if seeds < 2 or reach is None or abs(gain) <= reach:
         return "not told apart"
-    return "agrees" if ours.mean * paper > 0 else "contradicts"
+    return "agrees" if gain * paper > 0 else "contradicts"
 
 
 def agreeing_pairs(ours: Mapping[str, float], paper: Mapping[str, float]) -> tuple[int, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,9 +38,9 @@ def bleu_of(totals: Array) -> Array:
     """
     length, reference, matches, ngrams = totals[..., 0], totals[..., 1], totals[..., 2:6], totals[..., 6:]
     smoothed = np.where(matches == 0, 0.5 ** np.cumsum(matches == 0, axis=-1), matches)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        precision = np.exp(np.log(smoothed / ngrams).mean(-1))
-        brevity = np.exp(np.minimum(1.0 - reference / length, 0.0))
+    # a text too short for an order has none of its n-grams, and scores 0 below
+    precision = np.exp(np.log(smoothed / np.maximum(ngrams, 1)).mean(-1))
+    brevity = np.exp(np.minimum(1.0 - reference / np.maximum(length, 1), 0.0))
     scored = (ngrams > 0).all(-1) & (matches > 0).any(-1)
     return np.where(scored, 100.0 * brevity * precision, 0.0)
 
@@ -58,8 +59,9 @@ def accuracy_terms(right: NDArray[np.bool_]) -> Terms:
 
 def save_outcomes(path: Path, outcomes: Mapping[str, Terms]) -> None:
     """Write the terms of evaluations by name, whole or not at all."""
+    arrays: dict[str, Any] = dict(outcomes)
     with replacing(path) as temporary, temporary.open("wb") as file:
-        np.savez_compressed(file, **outcomes)
+        np.savez_compressed(file, **arrays)
 
 
 def load_outcomes(path: Path) -> dict[str, Terms]:
