@@ -7,18 +7,41 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+OUT_OF_MEMORY = "out of memory; use a smaller model or smaller batches"
+
 
 @contextmanager
 def spoken() -> Iterator[None]:
-    """Turn a ValueError or OSError into one line on stderr and exit code 2."""
+    """Turn a ValueError or OSError, or running out of memory, into one line on stderr and exit code 2."""
     try:
         yield
     except (ValueError, OSError) as error:
         text = str(error)
         if isinstance(error, OSError) and error.strerror:
             text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-        print(f"diffwindow: {text}", file=sys.stderr)
-        sys.exit(2)
+    except MemoryError:
+        text = OUT_OF_MEMORY
+    except RuntimeError as error:
+        # torch has no class of its own for what its CPU allocator says
+        if "can't allocate memory" not in str(error) and "out of memory" not in str(error):
+            raise
+        text = OUT_OF_MEMORY
+    else:
+        return
+    print(f"diffwindow: {shortened(text)}", file=sys.stderr)
+    sys.exit(2)
+
+
+def shortened(text: str, limit: int = 500) -> str:
+    """Return a message as one line; of a long one, its beginning and its end.
+
+    >>> shortened("x" * 30 + ": not a number", limit=20)
+    'xxxxxxxxxx … a number'
+    """
+    line = " ".join(text.split())
+    return (
+        line if len(line) <= limit else f"{line[: limit // 2]} … {line[len(line) - limit // 2 + 2 :].strip()}"
+    )
 
 
 @contextmanager

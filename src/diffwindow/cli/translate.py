@@ -55,23 +55,37 @@ def translate(
         interruptible(f"{output} was not written" if output else "the lines above are done"),
         ExitStack() as stack,
     ):
-        source = stack.enter_context(input.open("rb")) if input else sys.stdin.buffer
+        source = stack.enter_context(input.open("rb")) if input else _stdin()
         lines = _decoded(source, str(input or "stdin"))
         if output:
             target: IO[str] = stack.enter_context(
                 stack.enter_context(replacing(output)).open("w", encoding="utf-8")
             )
         else:
-            target = sys.stdout
+            target = _stdout()
         _stream(lines, target, speak, nbest, chunk=1 if interactive else CHUNK)
 
 
-def _decoded(source: IO[bytes], name: str) -> Iterator[str]:
-    from diffwindow.data.lines import without_mark
+def _stdin() -> IO[bytes]:
+    if sys.stdin is None:
+        raise ValueError("stdin is closed; give a file with --input")
+    return sys.stdin.buffer
 
-    for number, line in enumerate(source, 1):
+
+def _stdout() -> IO[str]:
+    if sys.stdout is None:
+        raise ValueError("stdout is closed; give a file with --output")
+    return sys.stdout
+
+
+def _decoded(source: IO[bytes], name: str) -> Iterator[str]:
+    from diffwindow.data.lines import bounded_lines, too_long, without_mark
+
+    for number, line in enumerate(bounded_lines(source), 1):
+        if problem := too_long(line):
+            raise ValueError(f"{name}, line {number}: {problem}; cut it into sentences")
         try:
-            yield without_mark(line, number).decode("utf-8").rstrip("\r\n")
+            yield without_mark(line, number).decode("utf-8")
         except UnicodeDecodeError as error:
             raise ValueError(f"{name}, line {number}: not UTF-8 at byte {error.start}") from None
 

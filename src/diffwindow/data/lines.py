@@ -5,20 +5,26 @@ from __future__ import annotations
 import codecs
 import gzip
 import lzma
+import re
 import zlib
 from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
+from typing import IO, cast
 
 from diffwindow.data.audit import Audit, CorpusError
 
 SUFFIXES = ("", ".gz", ".xz")
+# a longer line is no sentence and a longer word no word: bounds on the memory and time of a row
+MAX_LINE = 1_000_000
+MAX_WORD = 10_000
+_LONG_WORD = re.compile(rf"\S{{{MAX_WORD + 1}}}")
 
 
-def _unpacked(path: Path, raw: BufferedReader) -> BufferedReader | gzip.GzipFile | lzma.LZMAFile:
+def _unpacked(path: Path, raw: BufferedReader) -> IO[bytes]:
     match path.suffix:
         case ".gz":
-            return gzip.GzipFile(fileobj=raw)
+            return cast(IO[bytes], gzip.GzipFile(fileobj=raw))
         case ".xz":
             return lzma.LZMAFile(raw)
         case _:
@@ -32,16 +38,42 @@ def raw_lines(path: Path, audit: Audit) -> Iterator[bytes]:
     parallel corpus.
     """
     number = 0
-    with path.open("rb") as raw:
+    with opened(path) as raw:
         audit.opened(raw)
         try:
-            for line in _unpacked(path, raw):
+            for line in bounded_lines(_unpacked(path, raw)):
                 number += 1
-                yield line.rstrip(b"\r\n")
+                yield line
         except (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError) as error:
             audit.bad(path, number + 1, "the archive is truncated or damaged", str(error))
         finally:
             audit.closed(raw, path.stat().st_size)
+
+
+def opened(path: Path) -> BufferedReader:
+    """Open a regular file; any other, such as a pipe, cannot be read twice and may never end."""
+    if path.exists() and not path.is_file():
+        raise CorpusError(f"{path} is not a regular file; give a plain, .gz or .xz text file")
+    return path.open("rb")
+
+
+def bounded_lines(file: IO[bytes]) -> Iterator[bytes]:
+    """Yield each line without its end; one above `MAX_LINE` bytes is cut to one byte more than that."""
+    while line := file.readline(MAX_LINE + 2):
+        # the rest of a long line is read in pieces and dropped
+        rest = line
+        while len(rest) == MAX_LINE + 2 and not rest.endswith(b"\n"):
+            rest = file.readline(MAX_LINE + 2)
+        yield line.rstrip(b"\r\n")[: MAX_LINE + 1]
+
+
+def too_long(raw: bytes) -> str | None:
+    """Say what is too long about a line, if anything is."""
+    if len(raw) > MAX_LINE:
+        return f"a line of more than {MAX_LINE:,} bytes"
+    if len(raw) > MAX_WORD and _LONG_WORD.search(raw.decode("utf-8", "replace")):
+        return f"a word of more than {MAX_WORD:,} characters"
+    return None
 
 
 def without_mark(raw: bytes, number: int) -> bytes:
@@ -52,6 +84,9 @@ def without_mark(raw: bytes, number: int) -> bytes:
 def decoded(raw: bytes, path: Path, number: int, audit: Audit) -> str | None:
     """Decode a line as UTF-8; None when it is not valid and bad rows are skipped."""
     raw = without_mark(raw, number)
+    if problem := too_long(raw):
+        audit.bad(path, number, problem)
+        return None
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -35,6 +35,9 @@ def prepare(
     The work in progress is `out`.partial; the same call goes on with it. `tokenizer` uses an existing
     tokenizer.json in place of a new vocabulary.
     """
+    if tokenizer:
+        # say what is wrong with it before any work
+        Tokenizer.load(tokenizer)
     given = sha256_of(tokenizer) if tokenizer else None
     inputs = recipe.inputs()
     fingerprint = {"settings": recipe.settings(), "inputs": inputs, "tokenizer": given, "skip_bad": skip_bad}

@@ -76,6 +76,8 @@ class Tokenizer:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Tokenizer:
         """Read a tokenizer.json that `save` wrote."""
+        if Path(path).exists() and not Path(path).is_file():
+            raise ValueError(f"{path} is not a regular file; give a tokenizer.json")
         try:
             text = Path(path).read_text(encoding="utf-8")
             scheme = json.loads(text)["pre_tokenizer"]["type"]
@@ -89,6 +91,9 @@ class Tokenizer:
             raise ValueError(
                 f"{path} was not made by diffwindow: it splits by {scheme} and its first ids are {found}"
             )
+        largest, size = max(backend.get_vocab().values()), backend.get_vocab_size()
+        if largest >= size:
+            raise ValueError(f"{path} is damaged: it has the id {largest:,} in a vocabulary of {size:,}")
         return cls(backend, _KINDS[scheme])
 
     def save(self, path: str | os.PathLike[str]) -> None:

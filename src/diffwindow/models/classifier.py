@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from diffwindow.models.config import ModelConfig, Size
+from diffwindow.models.config import Depth, ModelConfig, Size
 from diffwindow.models.pretrained import PretrainedModel
 from diffwindow.models.recording import AttentionMaps, recorded
 from diffwindow.models.stack import TransformerStack
@@ -24,7 +24,7 @@ class ClassifierConfig(ModelConfig):
     embed_dim: Size = 128
     ffn_dim: Size = 512
     num_heads: Size = 4
-    num_layers: Size = 2
+    num_layers: Depth = 2
     num_classes: Size = 2
 
     @classmethod

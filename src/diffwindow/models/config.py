@@ -11,7 +11,9 @@ from diffwindow.modules.layers import LayerOptions, Norm
 from diffwindow.modules.stacked_attention import Init, check_heads
 from diffwindow.notation import Plan, Role, parse
 
-Size = Annotated[int, Field(ge=1)]
+# no model is larger; a config that says so is damaged, and would take hours or all memory to build
+Size = Annotated[int, Field(ge=1, le=1 << 24)]
+Depth = Annotated[int, Field(ge=1, le=1000)]
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
 C = TypeVar("C", bound="ModelConfig")
 
@@ -116,4 +118,14 @@ def _sentence(error: ValidationError) -> str:
     place = ".".join(map(str, first["loc"]))
     if not place:
         return message
-    return f"{place}: {message}" if first["type"] == "missing" else f"{place}={first['input']!r}: {message}"
+    return (
+        f"{place}: {message}"
+        if first["type"] == "missing"
+        else f"{place}={quoted(first['input'])}: {message}"
+    )
+
+
+def quoted(value: object, limit: int = 80) -> str:
+    """Quote a value in a message, a long one cut short."""
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[:limit]}…"

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from diffwindow.models.config import ModelConfig, Size
+from diffwindow.models.config import Depth, ModelConfig
 from diffwindow.models.decoding import DecodingState
 from diffwindow.models.pretrained import PretrainedModel
 from diffwindow.models.recording import AttentionMaps, recorded
@@ -23,7 +23,7 @@ class LanguageModelConfig(ModelConfig):
     """Settings of a LanguageModel; the defaults are the decoder of the paper's Transformer base."""
 
     model: Literal["language_model"] = "language_model"
-    num_layers: Size = 6
+    num_layers: Depth = 6
 
     @classmethod
     def stacks(cls) -> dict[Role, str]:

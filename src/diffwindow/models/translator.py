@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from diffwindow.models.config import ModelConfig, Size
+from diffwindow.models.config import Depth, ModelConfig
 from diffwindow.models.decoding import DecodingState
 from diffwindow.models.pretrained import PretrainedModel
 from diffwindow.models.recording import AttentionMaps, recorded
@@ -23,8 +23,8 @@ class TranslatorConfig(ModelConfig):
     """Settings of a Translator; the defaults are the paper's Transformer base."""
 
     model: Literal["translator"] = "translator"
-    encoder_layers: Size = 6
-    decoder_layers: Size = 6
+    encoder_layers: Depth = 6
+    decoder_layers: Depth = 6
 
     @classmethod
     def stacks(cls) -> dict[Role, str]:

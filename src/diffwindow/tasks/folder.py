@@ -32,5 +32,5 @@ def read_record(folder: Path) -> tuple[TaskOptions, str, dict[str, str]]:
     record = read_json(path)
     try:
         return TaskOptions(**record["options"]), str(record["corpus"]), dict(record["moses"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is damaged ({error}); save the model again") from None
+    except (ValueError, KeyError, TypeError):
+        raise ValueError(f"{path} is damaged; save the model again") from None

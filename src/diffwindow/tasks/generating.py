@@ -12,6 +12,9 @@ from diffwindow.models.sampling import sample
 from diffwindow.models.start import continuation_start
 from diffwindow.tasks.batch import evaluating
 
+# all samples are drawn together, and memory grows with their length
+MAX_SAMPLES, MAX_TOKENS = 10_000, 100_000
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -25,6 +28,12 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        for name, value, most in (
+            ("samples", self.samples, MAX_SAMPLES),
+            ("max_tokens", self.max_tokens, MAX_TOKENS),
+        ):
+            if not 1 <= value <= most:
+                raise ValueError(f"{name}={value:,} is not between 1 and {most:,}")
         if self.temperature == 0 and self.samples > 1:
             raise ValueError(f"temperature=0 has one continuation, not samples={self.samples}")
 

@@ -17,6 +17,8 @@ from diffwindow.tasks.batch import evaluating
 
 # (sentences done, sentences in all)
 Progress = Callable[[int, int], None]
+# memory grows with the beam, and so wide a one has long ceased to give better translations
+MAX_BEAM = 1000
 _SENTENCE_ENDS = (".", "!", "?", ";")
 
 
@@ -37,6 +39,8 @@ class Search:
     def __post_init__(self) -> None:
         if not 1 <= self.n_best <= self.beam:
             raise ValueError(f"n_best={self.n_best} is not between 1 and beam={self.beam}")
+        if self.beam > MAX_BEAM:
+            raise ValueError(f"beam={self.beam:,} is above {MAX_BEAM:,}, the most that a search keeps open")
         if self.max_length < 1:
             raise ValueError(f"max_length={self.max_length} is below 1")
 

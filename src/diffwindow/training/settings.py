@@ -12,6 +12,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from diffwindow.files import read_json
+from diffwindow.models.config import quoted
 from diffwindow.tasks.registry import TASKS
 from diffwindow.training.config import Config
 from diffwindow.training.presets import preset
@@ -25,6 +26,8 @@ NOT_OF_THE_MODEL = {
     "model": "the task decides the kind of model",
 }
 SETTINGS = "the settings"
+# no settings are larger; aliases can make a short file so
+MAX_BYTES, MAX_VALUES, MAX_DEPTH = 1_000_000, 10_000, 20
 Keys = tuple[str, ...]
 
 
@@ -65,8 +68,9 @@ def resolve(source: str, overrides: Iterable[str] = (), flags: Mapping[str, Any]
     for text in overrides:
         key, equals, value = text.partition("=")
         if not equals or not key:
-            raise ValueError(f"{text!r} is not key=value, as in train.max_updates=100")
-        layers.put(tuple(key.split(".")), _scalar(value, text), text)
+            raise ValueError(f"{quoted(text)} is not key=value, as in train.max_updates=100")
+        place = text if len(text) <= 100 else f"{text[:40]}…"
+        layers.put(tuple(key.split(".")), _scalar(value, text), place)
     for key, value in (flags or {}).items():
         layers.put(tuple(key.split(".")), value, key)
     for name, instead in NOT_OF_THE_MODEL.items():
@@ -90,15 +94,45 @@ def _base(source: str) -> Layers:
 
 def _scalar(text: str, whole: str) -> Any:
     try:
-        return yaml.safe_load(text)
+        node = _composed(text)
+        return None if node is None else yaml.SafeLoader("").construct_object(node, deep=True)
     except yaml.YAMLError:
-        raise ValueError(f"{whole!r}: the value is not valid YAML; quote it") from None
+        raise ValueError(f"{quoted(whole)}: the value is not valid YAML; quote it") from None
+    except ValueError as error:
+        raise ValueError(f"{quoted(whole)}: {error}") from None
+
+
+def _composed(text: str) -> yaml.Node | None:
+    """Parse YAML, but not what would take more memory or time than any settings do."""
+    if len(text) > MAX_BYTES:
+        raise ValueError(f"settings have at most {MAX_BYTES:,} bytes, not {len(text):,}")
+    too_deep = f"settings are nested at most {MAX_DEPTH} deep"
+    try:
+        root: yaml.Node | None = yaml.compose(text, yaml.SafeLoader)
+    except RecursionError:
+        raise ValueError(too_deep) from None
+    waiting, values = [(root, 0)], 0
+    while waiting:
+        node, depth = waiting.pop()
+        values += 1
+        if values > MAX_VALUES:
+            raise ValueError(f"settings have at most {MAX_VALUES:,} values, those of aliases included")
+        if depth > MAX_DEPTH:
+            raise ValueError(too_deep)
+        if isinstance(node, yaml.MappingNode):
+            waiting += [(child, depth + 1) for pair in node.value for child in pair]
+        elif isinstance(node, yaml.SequenceNode):
+            waiting += [(child, depth + 1) for child in node.value]
+    return root
 
 
 def _from_file(path: Path) -> Layers:
     """Read a YAML file; its `preset` key, if any, names what it changes."""
     try:
-        root = yaml.compose(path.read_text(encoding="utf-8"))
+        if path.exists() and not path.is_file():
+            raise ValueError("it is not a regular file")
+        with path.open(encoding="utf-8") as file:
+            root = _composed(file.read(MAX_BYTES + 1))
         leaves = list(_leaves(root, ())) if isinstance(root, yaml.MappingNode) else None
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}") from error
@@ -106,6 +140,8 @@ def _from_file(path: Path) -> Layers:
         mark = getattr(error, "problem_mark", None)
         place = f"{path}:{mark.line + 1}" if mark else str(path)
         raise ValueError(f"{place}: not valid YAML: {getattr(error, 'problem', error)}") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
     if leaves is None:
         raise ValueError(
             f"{path}: settings are sections of `key: value`, as in `train: {{max_updates: 100}}`"
@@ -154,14 +190,14 @@ def _sentence(error: ValidationError, layers: Layers) -> str:
     if first["type"] == "extra_forbidden":
         return f"{layers.place(path)}: there is no setting {name!r}; {_nearest(path)}"
     if first["type"] == "missing" and len(path) < len(first["loc"]):
-        return f"{layers.place(path)}: {name}={first['input']!r} has too few values"
+        return f"{layers.place(path)}: {name}={quoted(first['input'])} has too few values"
     if first["type"] == "missing":
         return f"{layers.place(path)}: the setting {name!r} is missing"
     if first["type"] == "value_error":
         # a mistake of the whole section names its settings itself
         place = layers.source if path == ("train",) else layers.place(path)
         return message if place == SETTINGS else f"{place}: {message}"
-    place, said = layers.place(path), f"{name}={first['input']!r}"
+    place, said = layers.place(path), f"{name}={quoted(first['input'])}"
     # an override's place is its own text
     return f"{said}: {message}" if place == said else f"{place}: {said}: {message}"
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from diffwindow.data.audit import Audit, CorpusError, Row
-from diffwindow.data.lines import decoded, table_rows
+from diffwindow.data.lines import MAX_LINE, decoded, opened, table_rows
 from diffwindow.data.readers.labelled import labelled
 
 FOLDERS = {"neg": "0", "pos": "1"}
@@ -23,7 +23,8 @@ def _folder(path: Path, audit: Audit) -> Iterator[Row]:
         if not files:
             raise CorpusError(f"{path / name} holds no .txt review; unpack the whole aclImdb archive")
         for file in files:
-            raw = file.read_bytes()
+            with opened(file) as review:
+                raw = review.read(MAX_LINE + 1)
             audit.swallowed(len(raw))
             text = decoded(raw, file, 1, audit)
             if text is not None:
