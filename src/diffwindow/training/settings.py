@@ -69,8 +69,8 @@ def resolve(source: str, overrides: Iterable[str] = (), flags: Mapping[str, Any]
         key, equals, value = text.partition("=")
         if not equals or not key:
             raise ValueError(f"{quoted(text)} is not key=value, as in train.max_updates=100")
-        place = text if len(text) <= 100 else f"{text[:40]}…"
-        layers.put(tuple(key.split(".")), _scalar(value, text), place)
+        shown = text if len(text) <= 100 else f"{text[:40]}…"
+        layers.put(tuple(key.split(".")), _scalar(value, text), shown)
     for key, value in (flags or {}).items():
         layers.put(tuple(key.split(".")), value, key)
     for name, instead in NOT_OF_THE_MODEL.items():
