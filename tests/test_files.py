@@ -1,17 +1,43 @@
+import json
+import math
 import os
 
 import pytest
 
-from diffwindow.files import locked, read_json, replacing, write_atomically
+from diffwindow.files import locked, open_within, read_json, replacing, write_atomically, write_json
 
 
-def test_a_link_stays_and_the_file_behind_it_is_replaced(tmp_path):
+@pytest.mark.parametrize("follow", [True, False])
+def test_a_link_is_replaced_or_the_file_behind_it(tmp_path, follow):
     (tmp_path / "real").write_text("old")
     (tmp_path / "link").symlink_to(tmp_path / "real")
-    write_atomically(tmp_path / "link", b"new")
-    assert (tmp_path / "link").is_symlink()
-    assert (tmp_path / "real").read_text() == "new"
+    with replacing(tmp_path / "link", follow_link=follow) as temporary:
+        temporary.write_text("new")
+    assert (tmp_path / "link").is_symlink() == follow
+    assert (tmp_path / "link").read_text() == "new"
+    assert (tmp_path / "real").read_text() == ("new" if follow else "old")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "real"]
+
+
+def test_json_has_no_numbers_that_json_does_not_have(tmp_path):
+    values = {"nan": math.nan, "nested": [{"inf": -math.inf}, (1.5, math.nan)], "whole": 3, "text": "NaN"}
+    write_json(tmp_path / "file.json", values)
+
+    def refuse(constant):
+        raise AssertionError(constant)
+
+    read = json.loads((tmp_path / "file.json").read_text(), parse_constant=refuse)
+    assert read == {"nan": None, "nested": [{"inf": None}, [1.5, None]], "whole": 3, "text": "NaN"}
+
+
+def test_only_files_of_the_folder_are_opened_to_write(tmp_path):
+    (tmp_path / "outside").write_text("old")
+    (tmp_path / "link").symlink_to(tmp_path / "outside")
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("link", "pipe"):
+        with pytest.raises(ValueError, match=rf"{name} is not a regular file; move it away"):
+            open_within(tmp_path / name, "ab")
+    assert (tmp_path / "outside").read_text() == "old"
 
 
 def test_what_is_not_a_file_is_not_replaced(tmp_path):

@@ -5,26 +5,30 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import math
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path, *, follow_link: bool = False) -> Iterator[Path]:
     """Give a temporary path to write; when that went well, flush it to disk and rename it over `path`.
 
-    Where `path` is a link, the file behind it is replaced.
+    A link is replaced, so that nothing outside its folder changes; `follow_link`, for paths that people
+    name, replaces the file behind it.
     """
-    path = path.resolve()
+    path = path.resolve() if follow_link else path.parent.resolve() / path.name
     if not path.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, "there is no such folder", str(path.parent))
-    if path.exists() and not path.is_file():
+    if path.exists() and not path.is_file() and not path.is_symlink():
         raise ValueError(f"{path} is not a regular file; choose another place to write")
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
+        temporary.unlink(missing_ok=True)
         yield temporary
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
@@ -39,9 +43,47 @@ def write_atomically(path: Path, content: bytes) -> None:
         temporary.write_bytes(content)
 
 
+def remove_temporaries(folder: Path) -> None:
+    """Remove what killed processes left of unfinished writes in a folder that is this process's alone."""
+    for path in (*folder.glob(".*.tmp"), *folder.glob(".*.old")):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def open_within(path: Path, mode: str) -> IO[bytes]:
+    """Open a file of a folder to write in place; raise if it is a link, which may lead out of the folder."""
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        raise ValueError(f"{path} is not a regular file; move it away")
+    return open(path, mode, opener=_without_links)
+
+
+def _without_links(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
+
+
+def finite(value: Any) -> Any:
+    """Return plain data with null for each number that JSON does not have.
+
+    >>> finite({"loss": float("nan"), "lr": [0.5, float("inf")]})
+    {'loss': None, 'lr': [0.5, None]}
+    """
+    if isinstance(value, dict):
+        return {name: finite(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def to_json(value: Any, *, indent: int | None = None) -> str:
+    """Return a value as JSON that every reader takes: without NaN and infinities."""
+    return json.dumps(finite(value), indent=indent, ensure_ascii=False, allow_nan=False)
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write a value as indented JSON, atomically."""
-    write_atomically(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode("utf-8"))
+    write_atomically(path, f"{to_json(value, indent=2)}\n".encode())
 
 
 def read_json(path: Path) -> dict[str, Any]:

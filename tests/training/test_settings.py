@@ -134,3 +134,14 @@ def test_a_model_field_that_a_run_does_not_name_has_its_default():
 def test_differences_are_named():
     old, new = resolve("sst2"), resolve("sst2", ["train.lr=1", "model.num_layers=3"])
     assert differences(old, new) == {"train.lr": (7e-4, 1.0), "model.num_layers": (2, 3)}
+
+
+@pytest.mark.parametrize("name", ["../../x", "/x", "..", "", "a/b", "a\\b", "C:x", "a\nb"])
+def test_a_name_cannot_lead_out_of_its_folder(name):
+    with pytest.raises(ValueError, match="a name has no slash"):
+        resolve("agreement", (), {"name": name})
+
+
+def test_settings_are_numbers_that_json_has():
+    with pytest.raises(ValueError, match=r"train\.max_loss=inf"):
+        resolve("agreement", ["train.max_loss=.inf"])

@@ -9,6 +9,7 @@ import typer
 from diffwindow import __version__
 from diffwindow.cli import data, demo, doctor, evaluate, model, reproduce, train, translate
 from diffwindow.cli.errors import spoken
+from diffwindow.console import lossy_stderr
 
 app = typer.Typer(
     name="diffwindow",
@@ -47,5 +48,5 @@ def options(
 
 def main() -> None:
     """Run the command line; a mistake of its user is one sentence and exit code 2."""
-    with spoken():
+    with lossy_stderr(), spoken():
         app()

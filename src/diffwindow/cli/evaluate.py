@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -42,6 +41,7 @@ def evaluate(
     """
     from diffwindow.cli.errors import interruptible
     from diffwindow.cli.progress import shown
+    from diffwindow.files import to_json
     from diffwindow.tasks.evaluation import compare
     from diffwindow.tasks.evaluation import evaluate as evaluated
 
@@ -78,7 +78,7 @@ def evaluate(
                 "metrics": found_other.metrics,
                 "comparison": compare(found, found_other),
             }
-    print(json.dumps(report, indent=2, ensure_ascii=False) if as_json else "\n".join(as_text(report)))
+    print(to_json(report, indent=2) if as_json else "\n".join(as_text(report)))
 
 
 def open_trained(folder: Path, device: str) -> Trained:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
@@ -17,6 +16,7 @@ def describe(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show a model layer by layer with its exact number of parameters; no weights are allocated."""
+    from diffwindow.files import to_json
     from diffwindow.models.build import count_parameters
     from diffwindow.models.presets import preset as preset_config
 
@@ -29,7 +29,7 @@ def describe(
     parameters = count_parameters(config)
     if as_json:
         report = {"preset": preset, "parameters": parameters, "layers": layers, "config": config.model_dump()}
-        print(json.dumps(report, indent=2))
+        print(to_json(report, indent=2))
         return
     print(f"{preset}  {config.attention}")
     for layer in layers:

@@ -59,7 +59,7 @@ def translate(
         lines = _decoded(source, str(input or "stdin"))
         if output:
             target: IO[str] = stack.enter_context(
-                stack.enter_context(replacing(output)).open("w", encoding="utf-8")
+                stack.enter_context(replacing(output, follow_link=True)).open("w", encoding="utf-8")
             )
         else:
             target = _stdout()

@@ -19,6 +19,7 @@ from diffwindow.data.encoder import Encoder
 from diffwindow.data.moses import pretokenizers
 from diffwindow.data.tokenizer import Tokenizer
 from diffwindow.data.writer import Chunk
+from diffwindow.processes import end_with_parent
 
 CHUNK_ROWS = 8_192
 
@@ -87,6 +88,7 @@ _worker: ChunkEncoder | None = None
 
 def _start_worker(tokenizer_file: Path, moses: dict[str, str]) -> None:
     global _worker
+    end_with_parent()
     # ctrl-c is the parent's to handle
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffwindow.data.store import FORMAT, OFFSET_DTYPE, VALUE_DTYPE
-from diffwindow.files import flush, locked, sha256_of, write_json
+from diffwindow.files import flush, locked, open_within, remove_temporaries, sha256_of, write_json
 
 _SUFFIXES = {".tokens", ".offsets", ".values", ".json", ".tmp"}
 
@@ -40,7 +40,7 @@ class SplitWriter:
         self._files: dict[str, IO[bytes]] = {}
         # what was written after the last checkpoint is cut off, and done again
         for name, size in self._bytes.items():
-            os.truncate(folder / name, size)
+            _cut(folder / name, size)
 
     def append(self, chunk: Chunk) -> None:
         """Write the rows of a chunk."""
@@ -57,7 +57,7 @@ class SplitWriter:
 
     def _write(self, name: str, content: bytes) -> None:
         if name not in self._files:
-            self._files[name] = (self._folder / name).open("ab" if name in self._bytes else "wb")
+            self._files[name] = open_within(self._folder / name, "ab" if name in self._bytes else "wb")
         self._files[name].write(content)
         self._bytes[name] = self._bytes.get(name, 0) + len(content)
 
@@ -87,6 +87,7 @@ class PartialStore:
         with locked(folder):
             # another process may have finished it meanwhile
             _refuse(out)
+            remove_temporaries(folder)
             yield cls(out, folder, fingerprint)
 
     def __init__(self, out: Path, folder: Path, fingerprint: dict[str, Any]) -> None:
@@ -102,9 +103,11 @@ class PartialStore:
         try:
             state = json.loads(path.read_text(encoding="utf-8"))
             if state["fingerprint"] == json.loads(json.dumps(self._fingerprint)):
+                _check_names(state["splits"])
                 self.resumed = True
                 return dict(state)
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            # damaged: start again
             pass
         # another corpus or other settings: start again
         for file in self.folder.iterdir():
@@ -140,6 +143,22 @@ class PartialStore:
         flush(self.folder)
         self.folder.rename(self.out)
         flush(self.out.parent)
+
+
+def _check_names(splits: dict[str, Any]) -> None:
+    """Raise if the record of an unfinished store names a file outside it."""
+    for state in splits.values():
+        for name, size in state["bytes"].items():
+            if Path(name).name != name or size < 0:
+                raise ValueError(f"{name!r} is not a file of a store")
+
+
+def _cut(path: Path, size: int) -> None:
+    """Cut a file to a size that it had before."""
+    with open_within(path, "r+b") as file:
+        if file.seek(0, os.SEEK_END) < size:
+            raise ValueError(f"{path} has lost its end; remove {path.parent} and prepare the corpus again")
+        file.truncate(size)
 
 
 def _refuse(out: Path) -> None:

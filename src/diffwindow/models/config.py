@@ -26,7 +26,7 @@ class ModelConfig(BaseModel):
     way) or one by one ("separate"); `positions="none"` leaves the order of tokens to the attention.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     model: str
     vocab_size: Size

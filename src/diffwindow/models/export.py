@@ -138,7 +138,7 @@ def _write(program: ExportedProgram, path: Path, inputs: list[str], outputs: lis
     graph: Any = torch.onnx.export(
         program, (), dynamo=True, input_names=inputs, output_names=outputs, verbose=False
     )
-    with replacing(path) as temporary:
+    with replacing(path, follow_link=True) as temporary:
         graph.save(temporary, external_data=False)
 
 

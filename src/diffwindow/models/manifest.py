@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from diffwindow.files import read_json, sha256_of, write_json
+from diffwindow.files import finite, read_json, sha256_of, write_json
 
 MANIFEST = "checkpoint.json"
 FORMAT = 1
@@ -24,7 +24,7 @@ class FormatError(ValueError):
 def write_manifest(folder: Path, state: dict[str, Any]) -> None:
     """Hash the files of a folder and write its manifest."""
     hashes = {path.name: sha256_of(path) for path in sorted(folder.iterdir())}
-    manifest = {"format": FORMAT, "files": hashes, "state": state}
+    manifest = {"format": FORMAT, "files": hashes, "state": finite(state)}
     write_json(folder / MANIFEST, manifest | {"sha256": _digest(manifest)})
 
 

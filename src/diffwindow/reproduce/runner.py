@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from diffwindow.data.prepare import Progress, quiet
+from diffwindow.processes import end_with_parent
 from diffwindow.reproduce.corpus import make_store
 from diffwindow.reproduce.job import Job, Result, outcomes_of, result_of, run
 from diffwindow.reproduce.scale import Scale
@@ -76,7 +77,7 @@ def run_all(jobs: Sequence[Job], *, processes: int, tell: Tell) -> Iterator[Outc
     # spawned, for a forked process inherits torch's threads in whatever state they are
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(
-        processes, mp_context=context, max_tasks_per_child=1, initializer=_alone
+        processes, mp_context=context, max_tasks_per_child=1, initializer=_start_worker
     ) as pool:
         started = {pool.submit(run, job): job for job in jobs}
         try:
@@ -98,10 +99,11 @@ def _outcome(job: Job, future: Future[str | None]) -> Outcome:
     return Outcome(job, result_of(job) if problem is None else None, problem)
 
 
-def _alone() -> None:
-    """Keep a process to one thread: there is one a core."""
+def _start_worker() -> None:
+    """Keep a process to one thread, one process per core, and end it with its parent."""
     import torch
 
+    end_with_parent()
     torch.set_num_threads(1)
 
 

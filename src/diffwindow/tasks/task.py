@@ -15,7 +15,7 @@ class TaskOptions(BaseModel):
     `max_length` lets a classifier read only the first tokens of a text; without it, it reads all.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     label_smoothing: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
     block_size: Annotated[int, Field(ge=1)] | None = None

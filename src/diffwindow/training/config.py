@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from diffwindow.tasks.task import TaskOptions
 
@@ -20,10 +20,17 @@ Precision = Literal["fp32", "bf16", "fp16", "auto"]
 Final = Literal["last", "best", "average"]
 
 
+def _file_name(name: str) -> str:
+    """Return a name that can be that of a folder; raise for one that leads elsewhere."""
+    if not name.strip() or name.startswith(".") or any(not c.isprintable() or c in "/\\:" for c in name):
+        raise ValueError("a name has no slash, no colon, and no dot at its beginning")
+    return name
+
+
 class Section(BaseModel):
     """A frozen part of the settings that knows all of its keys."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class DataConfig(Section):
@@ -118,7 +125,7 @@ class Config(Section):
     `model` holds the fields of the task's model config that the corpus does not decide.
     """
 
-    name: str
+    name: Annotated[str, AfterValidator(_file_name)]
     attention: str = "Global"
     data: DataConfig
     task: TaskConfig

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 LOWER_IS_BETTER = ("loss", "nll", "ppl", "perplexity")
@@ -16,7 +17,7 @@ class Best:
     stale: int = 0
 
     def after(self, update: int, value: float, metric: str) -> Best:
-        """Give the state after another validation; not-a-number is never better.
+        """Give the state after another validation; a value that is not finite is never better.
 
         >>> Best(0.5, 100).after(200, 0.7, "loss")
         Best(value=0.5, update=100, stale=1)
@@ -25,6 +26,6 @@ class Best:
         better = self.value is None or (value < self.value if lower else value > self.value)
         return (
             Best(value, update)
-            if better and value == value
+            if better and math.isfinite(value)
             else Best(self.value, self.update, self.stale + 1)
         )

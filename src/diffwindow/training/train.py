@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from diffwindow.console import lossy_stderr
 from diffwindow.data.prepare import Progress, quiet
 from diffwindow.files import locked
 from diffwindow.tasks.task import Task
@@ -32,7 +33,7 @@ def train(
 
     `progress` shows the preparation of the corpus, if there is any; it ends before the training shows itself.
     """
-    with connected(config.train.device) as world, _owned(world, folder):
+    with lossy_stderr(), connected(config.train.device) as world, _owned(world, folder):
         # said before a long preparation, not after
         pick_precision(config.train.precision, world.device)
         # the first process makes what the others open

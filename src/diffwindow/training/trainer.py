@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 from diffwindow.data.batching import TokenBatches
+from diffwindow.files import remove_temporaries
 from diffwindow.tasks.task import B, Task
 from diffwindow.training.checkpoint import read_checkpoint, write_checkpoint
 from diffwindow.training.config import TrainConfig
@@ -87,6 +89,10 @@ class Trainer(Generic[B]):
     def fit(self) -> Path:
         """Train to the end, from the newest checkpoint if there is one; give the final model's folder."""
         with explained(self._config.max_tokens, self._shelf.last_good), catching_signals() as stop:
+            if self._world.main:
+                # what a kill left of a file being written
+                for folder in (self._folder, self._shelf.folder, self._best_shelf.folder):
+                    remove_temporaries(folder)
             position = self._restore()
             if dropped := self._sampler.dropped:
                 self._screen.tell(
@@ -98,6 +104,7 @@ class Trainer(Generic[B]):
             try:
                 if not self._done:
                     self._loop(stop)
+                self._check_learned()
                 if self._world.main:
                     self._finish()
                 self._world.wait()
@@ -202,15 +209,24 @@ class Trainer(Generic[B]):
 
     def _validate(self) -> None:
         """Let rank 0 measure the model, tell all the watched metric, and keep the best weights."""
-        update, value = self._state.update, 0.0
+        update, value, bad = self._state.update, 0.0, 0.0
         if self._journal is not None:
             started = time.perf_counter()
             metrics = self._task.validate(self._model, "valid")
             value = metrics[self._config.watch]
+            bad = float(not all(map(math.isfinite, metrics.values())))
             self._journal.valid(update, metrics)
             self._screen.tell(f"update {update}: validation {_shown(metrics)}")
             self._clock += time.perf_counter() - started
-        (value,) = self._world.shared([value])
+        value, bad = self._world.shared([value, bad])
+        if bad:
+            if self._config.on_bad_loss == "stop":
+                good = self._shelf.last_good()
+                raise TrainingError(
+                    f"the validation of update {update} is not finite; lower train.lr; {good}"
+                )
+            # an accuracy is finite even where no probability is
+            value = math.nan
         best = self._state.best = self._state.best.after(update, value, self._config.watch)
         if self._world.main and self._config.final == "best" and best.update == update:
             self._best_shelf.save(update, self._save_model, {}, {"update": update})
@@ -275,12 +291,24 @@ class Trainer(Generic[B]):
             origin = f"the best, of update {best.update}"
         if config.final != "last" and config.valid_every and self._journal:
             metrics = self._task.validate(self._model, "valid")
+            if not all(map(math.isfinite, metrics.values())):
+                raise TrainingError(f"the validation of the final model, {origin}, is not finite")
             self._journal.final(self._state.update, metrics)
             self._screen.tell(f"final model: validation {_shown(metrics)}")
         about = {"update": self._state.update, "weights": origin}
         write_checkpoint(self._folder / MODEL, self._save_model, {}, about)
         self._draw()
         self._screen.tell(f"done after {self._state.update} updates: {self._folder / MODEL}, {origin}")
+
+    def _check_learned(self) -> None:
+        """Raise if nothing was learned: every update was left out, or no validation was finite."""
+        state = self._state
+        remedy = "begin a new run with a lower train.lr"
+        if state.skipped >= state.update:
+            raise TrainingError(f"all {state.update} updates were bad and left out; {remedy}")
+        validated = self._config.valid_every and state.update >= self._config.valid_every
+        if validated and state.best.value is None:
+            raise TrainingError(f"no validation in {state.update} updates was finite; {remedy}")
 
     def _draw(self) -> None:
         if self._journal is not None:

@@ -94,6 +94,6 @@ def save_figure(figure: Figure, path: Path) -> None:
     kind = path.suffix.removeprefix(".").lower()
     if kind not in formats:
         raise ValueError(f"{path} does not end in a format of figures: {', '.join(sorted(formats))}")
-    with replacing(path) as temporary:
+    with replacing(path, follow_link=True) as temporary:
         # the layout leaves long names of tokens hanging over the edge
         figure.savefig(temporary, format=kind, dpi=150, bbox_inches="tight")

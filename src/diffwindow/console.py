@@ -1,0 +1,85 @@
+"""A stderr that may be lost: a run that can no longer say how far it is goes on."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO, cast
+
+
+class Lossy:
+    """A text stream that drops what cannot be written; all else is that of the stream behind it."""
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write a text, or drop it if the stream is closed, full or gone."""
+        if self._stream is not None:
+            try:
+                self._stream.write(text)
+            except (OSError, ValueError):
+                return len(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush the stream if it is still there."""
+        if self._stream is not None:
+            try:
+                self._stream.flush()
+            except (OSError, ValueError):
+                return
+
+    def isatty(self) -> bool:
+        """Return whether a terminal is behind the stream."""
+        try:
+            return self._stream is not None and self._stream.isatty()
+        except ValueError:
+            return False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def lossy_stderr() -> Iterator[None]:
+    """Let nothing fail because stderr is closed, full, or a terminal that went away."""
+    _reserve_descriptors()
+    before = sys.stderr
+    sys.stderr = cast(TextIO, Lossy(before))
+    try:
+        yield
+    finally:
+        sys.stderr = before
+        _drop_unwritten(before)
+
+
+def _drop_unwritten(stream: TextIO | None) -> None:
+    """Flush a stream, or drop what it holds: a flush that fails at exit would change the exit code."""
+    if stream is None:
+        return
+    try:
+        stream.flush()
+    except ValueError:
+        # closed
+        return
+    except OSError:
+        if stream is cast(TextIO, sys.__stderr__):
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, stream.fileno())
+            os.close(null)
+
+
+def _reserve_descriptors() -> None:
+    """Open the null device where a standard stream is closed.
+
+    Otherwise the next file that is opened, such as a log, gets its number and what libraries write to it.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            # the lowest free number, which is this one
+            os.open(os.devnull, os.O_RDWR)

@@ -1,0 +1,126 @@
+"""What a run must not do: call nothing learned a success, write outside its folder, write a point twice."""
+
+import errno
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+from majority import MajorityTask, fit
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from diffwindow.tasks.task import Loss
+from diffwindow.training.guards import TrainingError
+from diffwindow.training.settings import resolve
+from diffwindow.training.train import train
+
+
+class AllBad(MajorityTask):
+    """Every training loss, or every validation, is not a number."""
+
+    def __init__(self, *, training: bool) -> None:
+        super().__init__()
+        self._bad_training = training
+
+    def loss(self, model, batch):
+        found = super().loss(model, batch)
+        return Loss(found.total * math.nan, found.units) if self._bad_training else found
+
+    def validate(self, model, split):
+        # an accuracy is finite even where no probability is
+        return {"loss": math.nan, "accuracy": 0.5}
+
+
+def test_a_run_that_left_out_every_update_fails(tmp_path):
+    with pytest.raises(TrainingError, match="all 12 updates were bad and left out; begin a new run"):
+        fit(tmp_path, AllBad(training=True), on_bad_loss="skip", max_updates=12)
+    assert not (tmp_path / "model").exists()
+    # every record is JSON without NaN
+    for line in (tmp_path / "log.jsonl").read_text().splitlines():
+        json.loads(line, parse_constant=pytest.fail)
+
+
+@pytest.mark.parametrize("watch", ["loss", "accuracy"])
+def test_a_run_without_a_finite_validation_fails(tmp_path, watch):
+    with pytest.raises(TrainingError, match=r"the validation of update 6 is not finite; lower train\.lr"):
+        fit(tmp_path / "stop", AllBad(training=False), max_updates=12, watch=watch)
+    with pytest.raises(TrainingError, match="no validation in 12 updates was finite"):
+        fit(tmp_path / "skip", AllBad(training=False), max_updates=12, watch=watch, on_bad_loss="skip")
+    assert not (tmp_path / "skip/model").exists()
+
+
+@pytest.mark.parametrize("name", ["log.jsonl", "timing.jsonl"])
+def test_a_log_that_is_a_link_is_refused(tmp_path, name):
+    (tmp_path / "outside").write_text("mine\n")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / name).symlink_to(tmp_path / "outside")
+    with pytest.raises(ValueError, match=rf"{name} is not a regular file; move it away"):
+        fit(tmp_path / "run", max_updates=2)
+    assert (tmp_path / "outside").read_text() == "mine\n"
+
+
+def test_temporary_files_of_a_killed_run_are_removed(tmp_path):
+    (tmp_path / "checkpoints/.00000005.tmp").mkdir(parents=True)
+    (tmp_path / ".model.old").mkdir()
+    for name in (".curves.png.4711.tmp", "checkpoints/.00000005.tmp/model.safetensors", ".model.old/x"):
+        (tmp_path / name).write_text("half")
+    fit(tmp_path, max_updates=2)
+    assert not list(tmp_path.rglob(".*"))
+
+
+def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    events = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0}).Reload()
+    tags = [tag for tag in events.Tags()["scalars"] if not tag.startswith("speed/")]
+    return {tag: [(point.step, point.value) for point in events.Scalars(tag)] for tag in tags}
+
+
+def test_tensorboard_has_every_point_once_wherever_a_run_was_cut(tmp_path):
+    changes = {"max_updates": 12, "final": "average", "average_last": 2}
+    fit(tmp_path / "whole", **changes)
+    expected = scalars(tmp_path / "whole")
+    assert [step for step, _ in expected["final/loss"]] == [12]
+    cut = tmp_path / "cut"
+    # before the first checkpoint, after it, and after the final points
+    for loss in (5, 8):
+        with pytest.raises(KeyboardInterrupt):
+            fit(cut, Interrupting(loss), **changes)
+    for _ in range(3):
+        fit(cut, **changes)
+    assert scalars(cut) == expected
+
+
+class Interrupting(MajorityTask):
+    """Ends as a kill would, without saving, in the given call of its loss."""
+
+    def __init__(self, calls: int) -> None:
+        super().__init__()
+        self._left = calls
+
+    def loss(self, model, batch):
+        self._left -= 1
+        if not self._left:
+            raise KeyboardInterrupt
+        return super().loss(model, batch)
+
+
+class Gone:
+    """A terminal that went away."""
+
+    def write(self, text):
+        self.flush()
+
+    def flush(self):
+        raise OSError(errno.EIO, "Input/output error")
+
+    def isatty(self):
+        return False
+
+
+@pytest.mark.parametrize("stderr", [None, Gone()])
+def test_training_goes_on_without_stderr(tmp_path, monkeypatch, stderr):
+    monkeypatch.setattr(sys, "stderr", stderr)
+    sizes = ["data.rows=60", "model.embed_dim=8", "model.ffn_dim=8", "model.num_heads=2"]
+    times = ["train.max_updates=2", "train.log_every=1", "train.max_tokens=400", "train.device=cpu"]
+    train(resolve("agreement", [*sizes, *times]), tmp_path / "run")
+    assert (tmp_path / "run/model/model.safetensors").is_file()
