@@ -24,7 +24,7 @@ def task(request, reorder_store, agreement_store, text_store):
 
 def test_every_example_is_swept_once_and_batches_stay_within_the_limit(task):
     lengths = task.lengths("valid")
-    swept = list(sweep(task, "valid", "cpu", max_tokens=500))
+    swept = sweep(task, "valid", "cpu", lambda _, batch: batch, max_tokens=500)
     assert sorted(np.concatenate([indices for indices, _ in swept])) == list(range(len(lengths[0])))
     for indices, _ in swept:
         assert len(indices) * max(field[indices].max() for field in lengths) <= 500
@@ -52,7 +52,8 @@ def test_validation_is_the_mean_over_units_in_evaluation_mode(task):
     assert model.training
     assert not part.training
     model.eval()
-    total = [task.loss(model, batch) for _, batch in sweep(task, "valid", "cpu", max_tokens=300)]
+    swept = sweep(task, "valid", "cpu", lambda _, batch: task.loss(model, batch), max_tokens=300)
+    total = [loss for _, loss in swept]
     mean = sum(part.total.item() for part in total) / sum(part.units for part in total)
     assert found["loss"] == pytest.approx(mean, rel=1e-5)
     assert all(math.isfinite(value) for value in found.values())

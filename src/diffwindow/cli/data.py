@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -118,10 +117,9 @@ def _run(
     from diffwindow.data.audit import BadRowError
     from diffwindow.data.estimate import estimate
     from diffwindow.data.prepare import prepare as run
+    from diffwindow.data.prepare import usual_workers
 
-    # processes are worth starting only for corpora that take more than a moment; reading feeds four at most
-    megabytes = sum(source.bytes for source in recipe.splits.values()) / 1e6
-    count = workers or (min(4, os.cpu_count() or 1) if megabytes > 20 else 1)
+    count = workers or usual_workers(recipe)
     try:
         if dry_run:
             _show_estimate(estimate(recipe, workers=count, skip_bad=skip_bad), count)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -38,12 +39,15 @@ def evaluate(
     """Score a trained model: accuracy, perplexity by word, or BLEU in three ways and chrF, with signatures.
 
     Two runs are compared by sacreBLEU's paired bootstrap (translation) or McNemar's exact test (classes).
+    Several processes share the work: torchrun --nproc-per-node 2 -m diffwindow evaluate …
     """
     from diffwindow.cli.errors import interruptible
     from diffwindow.cli.progress import shown
     from diffwindow.files import to_json
     from diffwindow.tasks.evaluation import compare
     from diffwindow.tasks.evaluation import evaluate as evaluated
+    from diffwindow.tasks.sharing import sharing
+    from diffwindow.training.distributed import connected
 
     def opened(folder: Path, stage: str) -> tuple[Trained, Callable[[], Evaluation]]:
         """Open all that a score needs, so that a mistake in either run is told before the first is scored."""
@@ -56,10 +60,18 @@ def evaluate(
 
         return trained, partial(evaluated, trained, task, split, search, progress=report)
 
-    with interruptible("nothing was scored"), shown() as progress:
-        store = open_store(run, data)
-        trained, score = opened(run, "translating")
-        second = opened(against, "translating the other") if against else None
+    with (
+        interruptible("nothing was scored"),
+        connected("cpu") as world,
+        sharing(),
+        shown(wanted=world.main) as progress,
+    ):
+        with world.together():
+            store = open_store(run, data)
+            # hashed here, so that damage ends all processes
+            store.split(split)
+            trained, score = opened(run, "translating")
+            second = opened(against, "translating the other") if against else None
         found = score()
         report: dict[str, Any] = {
             "run": str(run),
@@ -78,7 +90,8 @@ def evaluate(
                 "metrics": found_other.metrics,
                 "comparison": compare(found, found_other),
             }
-    print(to_json(report, indent=2) if as_json else "\n".join(as_text(report)))
+    if world.main:
+        print(to_json(report, indent=2) if as_json else "\n".join(as_text(report)))
 
 
 def open_trained(folder: Path, device: str) -> Trained:
@@ -88,7 +101,7 @@ def open_trained(folder: Path, device: str) -> Trained:
     from diffwindow.tasks.trained import Trained
 
     if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+        device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
     trained = Trained.load(folder)
     try:
         trained.model.to(device)

@@ -12,8 +12,11 @@ Report = Callable[[str, float], None]
 
 
 @contextmanager
-def shown() -> Iterator[Report]:
+def shown(*, wanted: bool = True) -> Iterator[Report]:
     """Give a function (stage, fraction done) that shows how far each stage is."""
+    if not wanted:
+        yield lambda stage, fraction: None
+        return
     if not sys.stderr.isatty():
         yield _lines()
         return

@@ -16,6 +16,7 @@ from diffwindow.cli.evaluate import Beam, Device, LengthPenalty, RunFolder
 
 if TYPE_CHECKING:
     from diffwindow.tasks.translating import Output
+    from diffwindow.training.distributed import World
 
 # lines sorted by length together; their translations appear when all are done
 CHUNK = 1000
@@ -39,31 +40,44 @@ def translate(
     ] = False,
     device: Device = "auto",
 ) -> None:
-    """Translate text, line by line and in order; an empty line stays empty."""
+    """Translate text, line by line and in order; an empty line stays empty.
+
+    Several processes share the work: torchrun --nproc-per-node 2 -m diffwindow translate …
+    """
     from diffwindow.cli.errors import interruptible
     from diffwindow.cli.evaluate import open_trained, search_of
     from diffwindow.files import replacing
     from diffwindow.models.translator import Translator
+    from diffwindow.tasks.sharing import sharing
     from diffwindow.tasks.translating import text_translator
+    from diffwindow.training.distributed import connected
 
-    trained = open_trained(run, device)
-    if not isinstance(trained.model, Translator):
-        raise ValueError(f"{run} holds a {trained.model.config.model}, which does not translate")
-    search = search_of(run, beam=beam, length_penalty=length_penalty, n_best=nbest, max_length=max_length)
-    speak = text_translator(trained.model, trained.tokenizer, search, trained.moses)
     with (
         interruptible(f"{output} was not written" if output else "the lines above are done"),
+        connected("cpu") as world,
+        sharing(),
         ExitStack() as stack,
     ):
-        source = stack.enter_context(input.open("rb")) if input else _stdin()
-        lines = _decoded(source, str(input or "stdin"))
-        if output:
-            target: IO[str] = stack.enter_context(
-                stack.enter_context(replacing(output, follow_link=True)).open("w", encoding="utf-8")
+        with world.together():
+            trained = open_trained(run, device)
+            if not isinstance(trained.model, Translator):
+                raise ValueError(f"{run} holds a {trained.model.config.model}, which does not translate")
+            search = search_of(
+                run, beam=beam, length_penalty=length_penalty, n_best=nbest, max_length=max_length
             )
-        else:
-            target = _stdout()
-        _stream(lines, target, speak, nbest, chunk=1 if interactive else CHUNK)
+            speak = text_translator(trained.model, trained.tokenizer, search, trained.moses)
+            # the first process reads and writes; the others have no lines of their own
+            lines: Iterator[str] = iter(())
+            target: IO[str] | None = None
+            if world.main:
+                source = stack.enter_context(input.open("rb")) if input else _stdin()
+                lines = _decoded(source, str(input or "stdin"))
+                if output:
+                    temporary = stack.enter_context(replacing(output, follow_link=True))
+                    target = stack.enter_context(temporary.open("w", encoding="utf-8"))
+                else:
+                    target = _stdout()
+        _stream(_chunks(lines, world, 1 if interactive else CHUNK), target, speak, nbest)
 
 
 def _stdin() -> IO[bytes]:
@@ -90,10 +104,25 @@ def _decoded(source: IO[bytes], name: str) -> Iterator[str]:
             raise ValueError(f"{name}, line {number}: not UTF-8 at byte {error.start}") from None
 
 
-def _stream(lines: Iterator[str], target: IO[str], speak: Speak, nbest: int, *, chunk: int) -> None:
+def _chunks(lines: Iterator[str], world: World, size: int) -> Iterator[list[str]]:
+    """Yield the lines of the first process in all processes; a line that it cannot read ends all."""
+    while True:
+        chunk: list[str] = []
+        with world.together():
+            chunk = list(islice(lines, size))
+        if not (chunk := world.said(chunk)):
+            return
+        yield chunk
+
+
+def _stream(chunks: Iterator[list[str]], target: IO[str] | None, speak: Speak, nbest: int) -> None:
+    """Translate chunks; the process that has a target writes them and says how fast it goes."""
     started, done = time.monotonic(), 0
-    while texts := list(islice(lines, chunk)):
-        for number, best in enumerate(speak(texts), done + 1):
+    for texts in chunks:
+        translations = speak(texts)
+        if target is None:
+            continue
+        for number, best in enumerate(translations, done + 1):
             if best[0].pieces > 1:
                 print(f"line {number} is long: translated in {best[0].pieces} pieces", file=sys.stderr)
             for one in best:
@@ -102,7 +131,7 @@ def _stream(lines: Iterator[str], target: IO[str], speak: Speak, nbest: int, *, 
                 )
         target.flush()
         done += len(texts)
-        if chunk > 1:
+        if len(texts) > 1:
             speed = done / max(time.monotonic() - started, 1e-9)
             print(f"{done:,} lines, {speed:,.1f} lines/s", file=sys.stderr, flush=True)
 

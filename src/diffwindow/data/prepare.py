@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from diffwindow.data.vocabulary import Progress, quiet, train_vocabulary
 from diffwindow.data.writer import PartialStore, SplitWriter
 from diffwindow.files import sha256_of
 
-__all__ = ["CHECKPOINT_SECONDS", "Progress", "prepare", "quiet"]
+__all__ = ["CHECKPOINT_SECONDS", "Progress", "prepare", "quiet", "usual_workers"]
 
 CHECKPOINT_SECONDS = 5.0
 
@@ -50,6 +51,12 @@ def prepare(
                 )
         partial.finish(_manifest(recipe, partial, inputs))
     return Store.open(out)
+
+
+def usual_workers(recipe: Recipe) -> int:
+    """Return how many processes a corpus is worth: the cores, at most 4; one if it takes only a moment."""
+    megabytes = sum(source.bytes for source in recipe.splits.values()) / 1e6
+    return min(4, os.cpu_count() or 1) if megabytes > 20 else 1
 
 
 def _make_tokenizer(

@@ -1,9 +1,9 @@
 """TensorBatch: the tensors of a batch, and a sweep over all batches of a split."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
@@ -11,7 +11,10 @@ from torch import Tensor, nn
 
 from diffwindow.data.batching import TokenBatches
 from diffwindow.models.mode import in_eval_mode
+from diffwindow.tasks.sharing import each
 from diffwindow.tasks.task import B, Task
+
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -27,12 +30,18 @@ class TensorBatch:
         return replace(self, **moved)
 
 
-def sweep(task: Task[B], split: str, device: str, *, max_tokens: int) -> Iterator[tuple[np.ndarray, B]]:
-    """Give every example of a split once, shortest first, as (indices, batch); none is too long."""
+def sweep(
+    task: Task[B], split: str, device: str, work: Callable[[np.ndarray, B], R], *, max_tokens: int
+) -> list[tuple[np.ndarray, R]]:
+    """Work on every example of a split once, shortest first; return each batch's indices and result.
+
+    None is too long. Processes may share the batches (see `sharing`).
+    """
     lengths = task.lengths(split)
     longest = max(int(field.max(initial=0)) for field in lengths)
-    for indices in TokenBatches(lengths, max_tokens=max(max_tokens, longest), shuffle=False):
-        yield indices, task.collate(split, indices).to(device)
+    batches = list(TokenBatches(lengths, max_tokens=max(max_tokens, longest), shuffle=False))
+    results = each(lambda indices: work(indices, task.collate(split, indices).to(device)), batches)
+    return list(zip(batches, results, strict=True))
 
 
 @contextmanager

@@ -74,11 +74,16 @@ class Classification:
         """Classify a split."""
         rows = len(self.store.split(split))
         found = Predictions(np.zeros(rows, np.int64), np.zeros(rows))
+
+        def classify(_: np.ndarray, batch: ClassificationBatch) -> tuple[np.ndarray, np.ndarray]:
+            log_probs = torch.log_softmax(cast(Classifier, model)(batch.tokens).float(), dim=-1)
+            right = log_probs.gather(-1, batch.labels[:, None]).squeeze(-1)
+            return log_probs.argmax(-1).cpu().numpy(), -right.cpu().numpy()
+
         with evaluating(model) as device:
-            for indices, batch in sweep(self, split, device, max_tokens=self.valid_tokens):
-                log_probs = torch.log_softmax(cast(Classifier, model)(batch.tokens).float(), dim=-1)
-                found.labels[indices] = log_probs.argmax(-1).cpu().numpy()
-                found.nll[indices] = -log_probs.gather(-1, batch.labels[:, None]).squeeze(-1).cpu().numpy()
+            for indices, (labels, nll) in sweep(self, split, device, classify, max_tokens=self.valid_tokens):
+                found.labels[indices] = labels
+                found.nll[indices] = nll
         return found
 
     def validate(self, model: nn.Module, split: str) -> dict[str, float]:

@@ -76,10 +76,14 @@ class LanguageModeling:
         """Return −log p of each row or block of a split, and the number of its tokens."""
         (tokens,) = self.lengths(split)
         nll = np.zeros(len(tokens))
+
+        def score(_: np.ndarray, batch: TextBatch) -> np.ndarray:
+            found = cast(LanguageModel, model).nll_by_row(batch.tokens, batch.labels)
+            return found.double().cpu().numpy()
+
         with evaluating(model) as device:
-            for indices, batch in sweep(self, split, device, max_tokens=self.valid_tokens):
-                found = cast(LanguageModel, model).nll_by_row(batch.tokens, batch.labels)
-                nll[indices] = found.double().cpu().numpy()
+            for indices, found in sweep(self, split, device, score, max_tokens=self.valid_tokens):
+                nll[indices] = found
         return nll, tokens.astype(np.int64)
 
     def words(self, split: str) -> int:

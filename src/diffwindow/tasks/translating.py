@@ -14,6 +14,7 @@ from diffwindow.models.search import Hypothesis, normalized
 from diffwindow.models.start import translation_start
 from diffwindow.models.translator import Translator
 from diffwindow.tasks.batch import evaluating
+from diffwindow.tasks.sharing import each, sharers
 
 # (sentences done, sentences in all)
 Progress = Callable[[int, int], None]
@@ -142,19 +143,26 @@ def _decode(
     found: list[list[Hypothesis]] = [[] for _ in sources]
     done = 0
     max_tokens = max(search.max_tokens, int(lengths.max(initial=1)))
+    batches = list(TokenBatches(lengths, max_tokens=max_tokens, shuffle=False))
+
+    def decode(indices: np.ndarray) -> list[list[Hypothesis]]:
+        nonlocal done
+        rows = torch.full((len(indices), int(lengths[indices].max())), PAD)
+        for row, index in zip(rows, indices, strict=True):
+            row[: lengths[index]] = torch.tensor([*sources[index], EOS])
+        start = translation_start(model, rows.to(device))
+        hypotheses = beam_search(
+            model, start, beam=search.beam, length_penalty=search.length_penalty, n_best=search.n_best
+        )
+        # the others that share the work are about as far
+        done = min(done + len(indices) * sharers(), len(sources))
+        progress(done, len(sources))
+        return hypotheses
+
     with evaluating(model) as device:
-        for indices in TokenBatches(lengths, max_tokens=max_tokens, shuffle=False):
-            rows = torch.full((len(indices), int(lengths[indices].max())), PAD)
-            for row, index in zip(rows, indices, strict=True):
-                row[: lengths[index]] = torch.tensor([*sources[index], EOS])
-            start = translation_start(model, rows.to(device))
-            hypotheses = beam_search(
-                model, start, beam=search.beam, length_penalty=search.length_penalty, n_best=search.n_best
-            )
+        for indices, hypotheses in zip(batches, each(decode, batches), strict=True):
             for index, best in zip(indices, hypotheses, strict=True):
                 found[index] = best
-            done += len(indices)
-            progress(done, len(sources))
     return found
 
 

@@ -61,13 +61,16 @@ class Translation:
 
     def validate(self, model: nn.Module, split: str) -> dict[str, float]:
         """Give the loss of training, and the likelihood and perplexity by token, without smoothing."""
-        total = nll = units = 0.0
+
+        def score(_: np.ndarray, batch: TranslationBatch) -> tuple[float, float, int]:
+            scored = cast(Translator, model).loss(
+                batch.source, batch.target, batch.labels, label_smoothing=self.label_smoothing
+            )
+            return float(scored.total), float(scored.nll), batch.units
+
         with evaluating(model) as device:
-            for _, batch in sweep(self, split, device, max_tokens=self.valid_tokens):
-                scored = cast(Translator, model).loss(
-                    batch.source, batch.target, batch.labels, label_smoothing=self.label_smoothing
-                )
-                total, nll, units = total + float(scored.total), nll + float(scored.nll), units + batch.units
+            scores = sweep(self, split, device, score, max_tokens=self.valid_tokens)
+        total, nll, units = (sum(column) for column in zip(*(one for _, one in scores), strict=True))
         return {"loss": total / units, "nll": nll / units, "perplexity": math.exp(min(nll / units, 700.0))}
 
     def save(self, model: nn.Module, folder: Path) -> None:

@@ -12,7 +12,7 @@ from diffwindow.models.classifier import Classifier
 from diffwindow.modules.stacked_attention import Maps
 from diffwindow.ops import WindowMaps
 from diffwindow.tasks.batch import evaluating, sweep
-from diffwindow.tasks.classification import Classification
+from diffwindow.tasks.classification import Classification, ClassificationBatch
 from diffwindow.tasks.metrics.agreement import gold_windows, inside, soft_overlap
 from diffwindow.view.figure import Panel
 
@@ -51,15 +51,15 @@ def window_fits(task: Classification, model: Classifier, split: str) -> list[Win
     """Measure every layer on a whole split."""
     columns = task.store.split(split).columns
     starts, verbs = (columns[name].astype(np.int64) for name in GOLD_COLUMNS)
-    layers: list[list[_Measured]] = [[] for _ in model.encoder.layers]
+
+    def measure(rows: np.ndarray, batch: ClassificationBatch) -> list[_Measured]:
+        gold = gold_windows(starts[rows], verbs[rows], batch.tokens.shape[1])
+        real = (batch.tokens != PAD).sum(1).cpu().numpy()
+        return [_measure(maps, verbs[rows], gold, real) for maps in model.attention_maps(batch.tokens)["Enc"]]
+
     with evaluating(model) as device:
-        for indices, batch in sweep(task, split, device, max_tokens=task.valid_tokens):
-            gold = gold_windows(starts[indices], verbs[indices], batch.tokens.shape[1])
-            real = (batch.tokens != PAD).sum(1).cpu().numpy()
-            maps = model.attention_maps(batch.tokens)["Enc"]
-            for layer, found in zip(layers, maps, strict=True):
-                layer.append(_measure(found, verbs[indices], gold, real))
-    return [_fit(number, layer) for number, layer in enumerate(layers, 1)]
+        batches = [found for _, found in sweep(task, split, device, measure, max_tokens=task.valid_tokens)]
+    return [_fit(number, list(layer)) for number, layer in enumerate(zip(*batches, strict=True), 1)]
 
 
 class _Measured(NamedTuple):

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+import secrets
+import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -14,6 +19,8 @@ from torch import Tensor
 
 # rank 0 validates and prepares data while the others wait
 PATIENCE = timedelta(hours=2)
+APPEARING_SECONDS = 5.0
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -43,10 +50,61 @@ class World:
         dist.broadcast(tensor, 0)
         return [float(value) for value in tensor]
 
+    def said(self, value: T) -> T:
+        """Return rank 0's plain value in all processes."""
+        values = [value]
+        if self.size > 1:
+            dist.broadcast_object_list(values, 0)
+        return values[0]
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Raise in all processes if one of them fails here, so that no other waits for it."""
+        problem: ValueError | OSError | None = None
+        try:
+            yield
+        except (ValueError, OSError) as error:
+            problem = error
+        if self.size > 1:
+            problems: list[str | None] = [None] * self.size
+            dist.all_gather_object(problems, None if problem is None else str(problem))
+            for rank, sentence in enumerate(problems):
+                if problem is None and sentence is not None:
+                    raise ValueError(f"process {rank} of {self.size}: {sentence}")
+        if problem is not None:
+            raise problem
+
+    def check_shared(self, folder: Path) -> None:
+        """Raise in every process unless all of them see the folder of rank 0."""
+        if self.size == 1:
+            return
+        mark = folder / self.said(f".seen-{secrets.token_hex(8)}.tmp")
+        with self.together():
+            if self.main:
+                mark.touch()
+        with self.together():
+            if not _appears(mark):
+                raise ValueError(
+                    f"{socket.gethostname()} does not see the folder {folder} of the first process; "
+                    "put it on a file system that all nodes share"
+                )
+        if self.main:
+            mark.unlink(missing_ok=True)
+
     def wait(self) -> None:
         """Wait until every process is here."""
         if self.size > 1:
             dist.barrier()
+
+
+def _appears(path: Path) -> bool:
+    """Return whether a file is there within the seconds that a network file system may take to show it."""
+    end = time.monotonic() + APPEARING_SECONDS
+    while not path.exists():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.1)
+    return True
 
 
 def pick_device(name: str, local_rank: int = 0) -> str:

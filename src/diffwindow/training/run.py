@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import diffwindow
 from diffwindow.data.corpora import generated, recipe_of
-from diffwindow.data.prepare import Progress, prepare, quiet
+from diffwindow.data.prepare import Progress, prepare, quiet, usual_workers
 from diffwindow.data.store import Store
 from diffwindow.files import read_json, write_json
 from diffwindow.tasks.registry import AnyTask, model_config, task_of
@@ -90,7 +90,7 @@ class Run:
         data = self.config.data
         raw = Path(data.path) if data.path else None
         recipe = generated(data.corpus, seed=data.seed, rows=data.rows) or recipe_of(data.corpus, raw)
-        prepare(recipe, path, progress=progress)
+        prepare(recipe, path, workers=usual_workers(recipe), progress=progress)
 
     def task(self, store: Store) -> AnyTask:
         """Make the run's task on a store."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -33,31 +33,33 @@ def train(
 
     `progress` shows the preparation of the corpus, if there is any; it ends before the training shows itself.
     """
-    with lossy_stderr(), connected(config.train.device) as world, _owned(world, folder):
-        # said before a long preparation, not after
-        pick_precision(config.train.precision, world.device)
-        # the first process makes what the others open
-        if world.main:
-            run = Run.start(folder, config, resume=resume)
-            with progress or nullcontext(quiet) as report:
-                run.prepare_store(progress=report)
-        world.wait()
-        run = Run(folder, config)
-        store = run.open_store()
-        if world.main:
-            run.check_origin(store)
-        _reproducible(config, world)
-        task: Task[Any] = run.task(store)
+    with lossy_stderr(), connected(config.train.device) as world, ExitStack() as held:
+        with world.together():
+            # said before a long preparation, not after
+            pick_precision(config.train.precision, world.device)
+            # the first process makes and verifies what the others open
+            if world.main:
+                held.enter_context(_owned(folder))
+                run = Run.start(folder, config, resume=resume)
+                with progress or nullcontext(quiet) as report:
+                    run.prepare_store(progress=report)
+                made = run.open_store()
+                run.check_origin(made)
+                for split in {"train", "valid"} & made.splits.keys():
+                    made.split(split)
+        world.check_shared(folder)
+        with world.together():
+            run = Run(folder, config)
+            store = run.open_store()
+            _reproducible(config, world)
+            task: Task[Any] = run.task(store)
         with _shown(world, config.train.max_updates) as screen:
             return Trainer(task, config.train, folder, world, screen).fit()
 
 
 @contextmanager
-def _owned(world: World, folder: Path) -> Iterator[None]:
+def _owned(folder: Path) -> Iterator[None]:
     """Keep the run folder from other runs: they would remove each other's files."""
-    if not world.main:
-        yield
-        return
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
         yield

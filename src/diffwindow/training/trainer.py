@@ -99,8 +99,9 @@ class Trainer(Generic[B]):
                     f"{dropped:,} training examples are longer than train.max_tokens="
                     f"{self._config.max_tokens} and are left out"
                 )
-            if self._world.main:
-                self._journal = Journal(self._folder, position, self._state.update)
+            with self._world.together():
+                if self._world.main:
+                    self._journal = Journal(self._folder, position, self._state.update)
             try:
                 if not self._done:
                     self._loop(stop)
@@ -260,7 +261,10 @@ class Trainer(Generic[B]):
 
     def _restore(self) -> int:
         """Take up the newest good checkpoint; rank 0 finds it, all read it. Give where the log was."""
-        found = self._shelf.newest(self._screen.tell) if self._world.main else None
+        found = None
+        with self._world.together():
+            if self._world.main:
+                found = self._shelf.newest(self._screen.tell)
         (update,) = self._world.shared([-1.0 if found is None else float(found.state["update"])])
         if update < 0:
             return 0
