@@ -82,14 +82,16 @@ class World:
         with self.together():
             if self.main:
                 mark.touch()
-        with self.together():
-            if not _appears(mark):
-                raise ValueError(
-                    f"{socket.gethostname()} does not see the folder {folder} of the first process; "
-                    "put it on a file system that all nodes share"
-                )
-        if self.main:
-            mark.unlink(missing_ok=True)
+        try:
+            with self.together():
+                if not _appears(mark):
+                    raise ValueError(
+                        f"{socket.gethostname()} does not see the folder {folder} of the first process; "
+                        "put it on a file system that all nodes share"
+                    )
+        finally:
+            if self.main:
+                mark.unlink(missing_ok=True)
 
     def wait(self) -> None:
         """Wait until every process is here."""
