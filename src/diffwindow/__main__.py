@@ -1,6 +1,21 @@
-"""Run the command line with `python -m diffwindow`."""
+"""Run the command line: `diffwindow` or `python -m diffwindow`."""
 
-from diffwindow.cli import main
+import sys
+
+from diffwindow.extras import MissingExtraError, require
+
+
+def main() -> None:
+    """Run the command line, if the packages that it needs are installed."""
+    try:
+        require("typer")
+    except MissingExtraError as error:
+        print(f"diffwindow: {error}", file=sys.stderr)
+        sys.exit(2)
+    from diffwindow.cli import main as run
+
+    run()
+
 
 if __name__ == "__main__":
     main()

@@ -13,6 +13,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from filelock import FileLock, Timeout
+
+# The lock file of a folder that is being worked in; it stays: two processes could hold it if one removed it.
+LOCK = ".lock"
+
 
 @contextmanager
 def replacing(path: Path, *, follow_link: bool = False) -> Iterator[Path]:
@@ -99,27 +104,26 @@ def read_json(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep a folder to this process for a while; one that another process has is an error.
+    """Keep a folder to this process for a while by a lock file in it; raise if another process has it.
 
-    A file system without such locks goes without.
+    A file system without locks goes without.
     """
-    # not everywhere, and reading a model needs no lock
-    import fcntl
-
-    descriptor = os.open(folder, os.O_RDONLY)
+    lock = FileLock(folder / LOCK)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(
-                f"another process is at work in {folder}; wait for it, or choose another --out"
-            ) from None
-        except OSError as error:
-            if error.errno not in (errno.EBADF, errno.ENOLCK, errno.ENOTSUP, errno.EINVAL):
-                raise
+        lock.acquire(blocking=False)
+    except Timeout:
+        raise ValueError(
+            f"another process is at work in {folder}; wait for it, or choose another folder"
+        ) from None
+    except NotImplementedError:
+        pass
+    except OSError as error:
+        if error.errno not in (errno.EBADF, errno.ENOLCK, errno.ENOTSUP, errno.EINVAL):
+            raise
+    try:
         yield
     finally:
-        os.close(descriptor)
+        lock.release()
 
 
 def flush(path: Path) -> None:

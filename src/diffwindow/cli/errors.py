@@ -7,18 +7,25 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from diffwindow.extras import missing, optional
+
 OUT_OF_MEMORY = "out of memory; use a smaller model or smaller batches"
 
 
 @contextmanager
 def spoken() -> Iterator[None]:
-    """Turn a ValueError or OSError, or running out of memory, into one line on stderr and exit code 2."""
+    """Turn a mistake, a missing extra or a lack of memory into one line on stderr and exit code 2."""
     try:
         yield
     except (ValueError, OSError) as error:
         text = str(error)
         if isinstance(error, OSError) and error.strerror:
             text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if not optional(package):
+            raise
+        text = str(missing(package))
     except MemoryError:
         text = OUT_OF_MEMORY
     except RuntimeError as error:

@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from diffwindow.data.catalogue import CATALOGUE, Entry, HubDataset, HubFile, HubRow
+from diffwindow.extras import require
 
 Load = Callable[[str, str | None, str], Iterable[HubRow]]
 
 
 def hub_rows(path: str, config: str | None, split: str) -> Iterable[HubRow]:
     """Stream the rows of a split from the hub."""
-    try:
-        import datasets
-    except ImportError as error:
-        raise ValueError("downloading needs the extra: pip install 'diffwindow[data]'") from error
+    require("datasets")
+    import datasets
+
     rows: Iterable[HubRow] = datasets.load_dataset(path, config, split=split, streaming=True)
     return rows
 

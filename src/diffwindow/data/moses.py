@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from diffwindow.extras import require
+
 
 def moses_tokenizer(language: str) -> Callable[[str], str]:
     """Give a function that separates words and punctuation by spaces, as Moses does for `language`."""
+    require("sacremoses")
     # slow to import, and few corpora need it
     from sacremoses import MosesTokenizer
 
@@ -16,6 +19,7 @@ def moses_tokenizer(language: str) -> Callable[[str], str]:
 
 def moses_detokenizer(language: str) -> Callable[[str], str]:
     """Give a function that joins what `moses_tokenizer` has separated."""
+    require("sacremoses")
     from sacremoses import MosesDetokenizer
 
     detokenizer = MosesDetokenizer(lang=language)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffwindow.data.store import FORMAT, OFFSET_DTYPE, VALUE_DTYPE
-from diffwindow.files import flush, locked, open_within, remove_temporaries, sha256_of, write_json
+from diffwindow.files import LOCK, flush, locked, open_within, remove_temporaries, sha256_of, write_json
 
 _SUFFIXES = {".tokens", ".offsets", ".values", ".json", ".tmp"}
 
@@ -111,6 +111,8 @@ class PartialStore:
             pass
         # another corpus or other settings: start again
         for file in self.folder.iterdir():
+            if file.name == LOCK:
+                continue
             if file.suffix not in _SUFFIXES:
                 raise ValueError(f"{file} does not belong to an unfinished store; move it away")
             file.unlink()
@@ -142,6 +144,7 @@ class PartialStore:
         (self.folder / "progress.json").unlink(missing_ok=True)
         flush(self.folder)
         self.folder.rename(self.out)
+        (self.out / LOCK).unlink(missing_ok=True)
         flush(self.out.parent)
 
 

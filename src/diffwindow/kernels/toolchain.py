@@ -56,7 +56,7 @@ def stem(level: Level) -> str:
     return f"window-{level.name}-{key[:16]}"
 
 
-def compile_library(target: Path, flags: tuple[str, ...], *, link: tuple[str, ...] = ()) -> None:
+def compile_library(target: Path, flags: tuple[str, ...]) -> None:
     """Compile the sources with `flags` into `target`."""
     command = compiler()
     if command is None:
@@ -76,7 +76,7 @@ def compile_library(target: Path, flags: tuple[str, ...], *, link: tuple[str, ..
             )
         # linked where the objects are, moved only when whole
         library = Path(scratch) / target.name
-        _run([*command, *flags, "-shared", *map(str, objects), *link, "-o", str(library)], library)
+        _run([*command, *flags, "-shared", *map(str, objects), "-o", str(library)], library)
         library.replace(target)
 
 

@@ -5,7 +5,6 @@ Shapes: s sentences, n source tokens, w hypotheses of a sentence, t tokens befor
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
+from diffwindow.extras import require
 from diffwindow.files import replacing
 from diffwindow.models.decoding import DecodingState
 from diffwindow.models.mode import in_eval_mode
@@ -121,10 +121,7 @@ def export_onnx(model: Translator, folder: str | Path) -> None:
     The encoder takes `source` and `source_mask` and gives `memory.0`, `memory.1`, …; the step takes `tokens`,
     `source_mask`, the memory and `prefix.0`, … and gives `logits` and `grown.0`, …, its next prefix.
     """
-    if find_spec("onnxscript") is None:
-        raise ValueError(
-            "ONNX export needs packages that are not installed; pip install 'diffwindow[export]'"
-        )
+    require("onnx", "onnxscript")
     layers = range(model.config.decoder_layers)
     memory, prefix, grown = ([f"{name}.{i}" for i in layers] for name in ("memory", "prefix", "grown"))
     exported = export(model)

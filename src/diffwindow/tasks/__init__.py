@@ -3,3 +3,7 @@
 `registry.task_of(store, config, options)` makes the task of a store; `registry.model_config(store, settings)`
 makes its model config from `settings` and what the store decides (`vocab_size` and `num_classes`).
 """
+
+from diffwindow.extras import require
+
+require("sacrebleu")

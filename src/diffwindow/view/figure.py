@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from diffwindow.extras import require
 from diffwindow.files import replacing
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def attention_figure(
     >>> len(attention_figure([panel], queries=["the", "keys"], keys=["the", "keys"]).axes)
     2
     """
+    require("matplotlib")
     from matplotlib.figure import Figure
 
     for panel in panels:

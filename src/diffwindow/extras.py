@@ -1,0 +1,51 @@
+"""Which extra of `diffwindow` brings an optional package, and what to say where the package is missing."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+# The modules that each extra brings, as they are imported; pyproject.toml has the packages.
+EXTRAS = {
+    "toolkit": (
+        "matplotlib",
+        "rich",
+        "sacrebleu",
+        "sacremoses",
+        "tensorboard",
+        "tokenizers",
+        "typer",
+        "yaml",
+    ),
+    "data": ("datasets",),
+    "hf": ("huggingface_hub", "transformers"),
+    "web": ("starlette", "uvicorn"),
+    "export": ("onnx", "onnxruntime", "onnxscript"),
+    "gpu": ("triton",),
+}
+
+
+class MissingExtraError(ModuleNotFoundError):
+    """Say in one sentence which package is missing and which extra brings it."""
+
+
+def missing(package: str) -> MissingExtraError:
+    """Return the error for a package of an extra that is not installed."""
+    extra = next(extra for extra, packages in EXTRAS.items() if package in packages)
+    return MissingExtraError(
+        f"this needs the package {package}: pip install 'diffwindow[{extra}]'", name=package
+    )
+
+
+def optional(package: str) -> bool:
+    """Tell whether an extra brings this package."""
+    return any(package in packages for packages in EXTRAS.values())
+
+
+def require(*packages: str) -> None:
+    """Raise an error that names the extra if one of these packages of extras is not installed.
+
+    >>> require("typer")
+    """
+    for package in packages:
+        if find_spec(package) is None:
+            raise missing(package)
