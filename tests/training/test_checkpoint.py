@@ -12,6 +12,7 @@ from diffwindow.models.manifest import CheckpointError, FormatError
 from diffwindow.models.weights import write_weights
 from diffwindow.training.checkpoint import read_checkpoint, write_checkpoint
 from diffwindow.training.guards import TrainingError
+from diffwindow.training.logs import Journal
 from diffwindow.training.shelf import Shelf
 
 NOBODY = 65534
@@ -172,3 +173,10 @@ def _message(folder: Path) -> str:
     except TrainingError as error:
         return str(error)
     return "nothing was raised"
+
+
+def test_deep_nesting_in_timings_is_cut_off(tmp_path):
+    good = b'{"update": 1}\n'
+    (tmp_path / "timing.jsonl").write_bytes(good + b"[" * 100_000 + b"]" * 100_000 + b"\n")
+    Journal(tmp_path, update=5).close()
+    assert (tmp_path / "timing.jsonl").read_bytes() == good

@@ -133,7 +133,7 @@ def _end_of(path: Path, update: int) -> int:
         try:
             if not line.endswith(b"\n") or json.loads(line)["update"] > update:
                 break
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             break
         end += len(line)
     return end
