@@ -16,11 +16,14 @@ if TYPE_CHECKING:
         multiplicative_window_attention,
         window_maps,
     )
+    from diffwindow.view.capture import capture
+    from diffwindow.view.trace import AttentionTrace
 
 __version__ = "0.1.0.dev0"
 
 # Imported on first use, so that `import diffwindow` and the command line's help do not load PyTorch.
 _HOMES = {
+    "AttentionTrace": "view.trace",
     "Boundaries": "ops",
     "Classifier": "models.classifier",
     "ClassifierConfig": "models.classifier",
@@ -32,11 +35,13 @@ _HOMES = {
     "WindowAttention": "modules.window_attention",
     "WindowMaps": "ops",
     "additive_window_attention": "ops",
+    "capture": "view.capture",
     "multiplicative_window_attention": "ops",
     "parse": "notation",
     "window_maps": "ops",
 }
 __all__ = [
+    "AttentionTrace",
     "Boundaries",
     "Classifier",
     "ClassifierConfig",
@@ -48,6 +53,7 @@ __all__ = [
     "WindowAttention",
     "WindowMaps",
     "additive_window_attention",
+    "capture",
     "multiplicative_window_attention",
     "parse",
     "window_maps",

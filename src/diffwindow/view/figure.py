@@ -1,7 +1,8 @@
-"""Static figures of attention: one heat map a panel, with tokens on both axes."""
+"""Static figures of attention: a heat map per panel, with tokens on both axes."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +18,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# inches that a token takes on an axis, a letter of its name, and what titles and colour bars take beside
-CELL, LETTER, MARGIN = 0.24, 0.085, 1.0
+# inches of a token on an axis, at most and at least, and of all tokens of a side beyond that
+CELL, SMALLEST, SIDE = 0.24, 0.09, 6.0
+# inches of a letter of a title and of a token's name, of a title's line, and of what stands beside the cells
+LETTER, SMALL_LETTER, LINE, MARGIN = 0.092, 0.075, 0.2, 1.0
 # a warm page-like scale from nothing to all, readable in print and by the colour-blind
 COLOURS = "magma_r"
+# text in a PDF stays text, with its font in the file; in an SVG it becomes outlines
+FONTS: Any = {"pdf.fonttype": 42, "svg.fonttype": "path"}
 
 
 @dataclass(frozen=True)
@@ -49,37 +54,76 @@ def attention_figure(
     >>> len(attention_figure([panel], queries=["the", "keys"], keys=["the", "keys"]).axes)
     2
     """
+    return attention_grid([panels], queries=queries, keys=keys, names=names, title=title)
+
+
+def attention_grid(
+    rows: Sequence[Sequence[Panel]],
+    *,
+    queries: Sequence[str],
+    keys: Sequence[str],
+    names: tuple[str, str] = ("query", "key"),
+    title: str = "",
+) -> Figure:
+    """Draw rows of panels, as many in each; tokens are named at the left and below."""
     require("matplotlib")
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    for panel in panels:
+    for panel in (panel for row in rows for panel in row):
         if panel.values.shape != (len(queries), len(keys)):
             raise ValueError(
                 f"{panel.title!r} has shape {panel.values.shape}, "
                 f"but there are {len(queries)} queries and {len(keys)} keys"
             )
-    width = len(panels) * (CELL * len(keys) + MARGIN) + LETTER * max(map(len, queries), default=0)
-    height = CELL * len(queries) + MARGIN + LETTER * max(map(len, keys), default=0)
-    figure = Figure(figsize=(max(width, 4.0), height), layout="compressed")
-    if title:
-        figure.suptitle(title)
-    plots = figure.subplots(1, len(panels), squeeze=False)[0]
-    for number, (axes, panel) in enumerate(zip(plots, panels, strict=True)):
-        # the queries are the same in every panel, and told once
-        _draw(axes, panel, queries if number == 0 else [""] * len(queries), keys)
-        axes.set_xlabel(names[1], fontsize=9)
-    plots[0].set_ylabel(names[0], fontsize=9)
+    cell = _cell(max(len(queries), len(keys)))
+    panel_width = MARGIN + max(cell * len(keys), 1.0)
+    row_label = SMALL_LETTER * max(map(len, queries), default=0)
+    column_label = SMALL_LETTER * max(map(len, keys), default=0)
+    titles = [[_wrapped(panel.title, panel_width - 0.3) for panel in row] for row in rows]
+    width = max(len(rows[0]) * panel_width + row_label + MARGIN / 2, 4.0)
+    heading = _wrapped(title, width)
+    lines = sum(max(text.count("\n") + 1 for text in row) for row in titles) + heading.count("\n") + 1
+    height = len(rows) * (cell * len(queries) + MARGIN / 3) + LINE * lines + column_label + MARGIN / 2
+    figure = Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(h_pad=0.08, hspace=0.04))
+    if heading:
+        figure.suptitle(heading, fontsize=11, parse_math=False)
+    plots = figure.subplots(len(rows), len(rows[0]), squeeze=False)
+    for place, (axes, panel) in enumerate(zip(plots.flat, (p for row in rows for p in row), strict=True)):
+        row, column = divmod(place, len(rows[0]))
+        # the tokens are the same in every panel: the queries are named in the first column, the keys below
+        rows_named = queries if column == 0 else [""] * len(queries)
+        _draw(axes, panel, titles[row][column], rows_named, keys if row == len(rows) - 1 else [], cell=cell)
+        if row == len(rows) - 1:
+            axes.set_xlabel(names[1], fontsize=9)
+        if column == 0:
+            axes.set_ylabel(names[0], fontsize=9)
     return figure
 
 
-def _draw(axes: Axes, panel: Panel, queries: Sequence[str], keys: Sequence[str]) -> None:
+def _wrapped(text: str, inches: float) -> str:
+    """Break each line of a title so that it fits a width."""
+    most = max(int(inches / LETTER), 8)
+    return "\n".join(textwrap.fill(line, most) for line in text.splitlines())
+
+
+def _cell(tokens: int) -> float:
+    """Return the inches of a token on an axis: smaller in long sentences."""
+    return max(SMALLEST, min(CELL, SIDE / max(tokens, 1)))
+
+
+def _draw(
+    axes: Axes, panel: Panel, title: str, queries: Sequence[str], keys: Sequence[str], *, cell: float
+) -> None:
     from matplotlib.patches import Rectangle
 
     highest = float(np.max(panel.values, initial=0.0)) or 1.0
     image = axes.imshow(panel.values, cmap=COLOURS, vmin=0.0, vmax=highest, aspect="equal")
-    axes.set_title(panel.title, fontsize=10)
-    axes.set_xticks(range(len(keys)), keys, rotation=90, fontsize=8)
-    axes.set_yticks(range(len(queries)), queries, fontsize=8)
+    axes.set_title(title, fontsize=10, parse_math=False)
+    size = max(3.5, 8 * cell / CELL)
+    # a token may hold dollar signs, which are not mathematics
+    axes.set_xticks(range(len(keys)), keys, rotation=90, fontsize=size, parse_math=False)
+    axes.set_yticks(range(len(queries)), queries, fontsize=size, parse_math=False)
     axes.tick_params(length=0)
     axes.figure.colorbar(image, ax=axes, shrink=0.7, pad=0.02).ax.tick_params(labelsize=7)
     if panel.outline is not None:
@@ -96,6 +140,8 @@ def save_figure(figure: Figure, path: Path) -> None:
     kind = path.suffix.removeprefix(".").lower()
     if kind not in formats:
         raise ValueError(f"{path} does not end in a format of figures: {', '.join(sorted(formats))}")
-    with replacing(path, follow_link=True) as temporary:
+    import matplotlib
+
+    with replacing(path, follow_link=True) as temporary, matplotlib.rc_context(FONTS):
         # the layout leaves long names of tokens hanging over the edge
         figure.savefig(temporary, format=kind, dpi=150, bbox_inches="tight")

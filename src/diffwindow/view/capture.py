@@ -1,0 +1,219 @@
+"""Capture what the attentions of a model do while it runs, without a trace of it in their code."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from diffwindow.modules.stacked_attention import Maps, StackedAttention
+from diffwindow.modules.view import EVERYTHING, View
+from diffwindow.modules.window_attention import WindowAttention
+from diffwindow.ops import WindowMaps
+from diffwindow.view.trace import Array, AttentionTrace, LayerMaps
+
+# parts of a module's name that tell its role; the first that occurs decides
+_ROLES = (
+    ("Cr", ("cross", "multihead_attn", "encoder_attn", "encdecattention")),
+    ("Dec", ("decoder",)),
+    ("Enc", ("encoder",)),
+)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """The maps of one call for one sentence of its batch: `[heads, queries, keys]` arrays by name."""
+
+    arrays: dict[str, Array]
+    origin: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.arrays["weights"].shape
+
+
+@contextmanager
+def capture(
+    model: nn.Module, *, tokens: Sequence[str] | Mapping[str, Sequence[str]] | None = None, row: int = 0
+) -> Iterator[AttentionTrace]:
+    """Record what the attentions of `model` do in the context; the trace is filled when it ends.
+
+    `row` is the sentence of the batch to keep, without its padding. `tokens` name its positions: one list,
+    or one for each of "source" and "target". Decoding step by step gives one map with a row per step; any
+    other call of an attention replaces what it did before.
+
+    >>> attention, x = WindowAttention(16, num_heads=2), torch.randn(1, 3, 16)
+    >>> with capture(attention, tokens=["the", "old", "keys"]) as trace:
+    ...     _ = attention(x, x, x)
+    >>> trace["Enc", 1].window.shape
+    (2, 3, 3)
+    """
+    modules = {name: one for name, one in model.named_modules() if isinstance(one, StackedAttention)}
+    if not modules:
+        raise ValueError(f"{type(model).__name__} holds no WindowAttention; nothing can be captured")
+    calls: dict[str, list[_Call]] = {name: [] for name in modules}
+    trace = AttentionTrace(label=type(model).__name__)
+    with ExitStack() as stack:
+        for name, module in modules.items():
+            stack.enter_context(_recorded(module, calls[name], row))
+        yield trace
+    found = {name: _joined(of_module) for name, of_module in calls.items() if of_module}
+    if not found:
+        raise ValueError("no attention ran in the context; call the model inside it")
+    trace.layers = _layers({name: modules[name] for name in found}, found)
+    if tokens is not None:
+        trace.tokens = trace.with_tokens(tokens).tokens
+
+
+@contextmanager
+def _recorded(module: StackedAttention, into: list[_Call], row: int) -> Iterator[None]:
+    """Keep the maps of each call of `attend` or `maps` while the context runs."""
+    attend, maps = module.attend, module.maps
+
+    def recording_maps(queries: Any, keys: Any, view: View = EVERYTHING) -> Maps:
+        found = maps(queries, keys, view)
+        into.append(_call(found, view, row))
+        return found
+
+    def recording_attend(queries: Any, keys: Any, view: View = EVERYTHING) -> Any:
+        before = len(into)
+        output = attend(queries, keys, view)
+        # some kinds compute their maps to attend, and have recorded them by now
+        if len(into) == before:
+            with torch.no_grad():
+                recording_maps(queries, keys, view)
+        return output
+
+    with _replaced(module, "attend", recording_attend), _replaced(module, "maps", recording_maps):
+        yield
+
+
+@contextmanager
+def _replaced(module: nn.Module, name: str, method: Callable[..., Any]) -> Iterator[None]:
+    """Put a method in the place of a module's own for a while."""
+    before = module.__dict__.get(name)
+    module.__dict__[name] = method
+    try:
+        yield
+    finally:
+        if before is None:
+            del module.__dict__[name]
+        else:
+            module.__dict__[name] = before
+
+
+def _call(maps: Maps, view: View, row: int) -> _Call:
+    named = maps._asdict() if isinstance(maps, WindowMaps) else {"weights": maps}
+    batch = named["weights"].shape[0]
+    if not 0 <= row < batch:
+        raise ValueError(f"row={row} is not a sentence of the batch, which has {batch}")
+    origin = 0 if view.segment_origin is None else int(view.segment_origin[row])
+    arrays = {name: x[row].detach().float().cpu().numpy() for name, x in named.items()}
+    visible = view.attn_mask
+    if visible is not None:
+        # keys that are hidden from every query are padding
+        shown = torch.broadcast_to(visible, named["weights"].shape)[row].any(0).any(0).cpu().numpy()
+        arrays = {name: x[:, :, shown] for name, x in arrays.items()}
+        if arrays["weights"].shape[1] == len(shown) and not shown.all():
+            arrays = {name: x[:, shown] for name, x in arrays.items()}
+        origin = max(origin - int(shown.argmax()), 0)
+    return _Call(arrays, origin)
+
+
+def _joined(calls: list[_Call]) -> _Call:
+    """Join steps of one query each to one map, the keys not yet there zero; else keep the last call."""
+    steps = [calls[-1]]
+    for call in reversed(calls[:-1]):
+        following = steps[-1].shape
+        if following[1] != 1 or call.shape[2] > following[2] or call.shape[0] != following[0]:
+            break
+        steps.append(call)
+    steps.reverse()
+    if len(steps) == 1:
+        return steps[0]
+    num_keys = steps[-1].shape[2]
+
+    def wide(x: Array) -> Array:
+        return np.pad(x, ((0, 0), (0, 0), (0, num_keys - x.shape[2])))
+
+    arrays = {
+        name: np.concatenate([wide(step.arrays[name]) for step in steps], axis=1) for name in steps[0].arrays
+    }
+    return _Call(arrays, steps[-1].origin)
+
+
+def _layers(modules: Mapping[str, StackedAttention], calls: Mapping[str, _Call]) -> list[LayerMaps]:
+    roles = {name: _role(name, calls[name]) for name in modules}
+    numbers = _numbers(roles)
+    alone = len(set(roles.values())) == 1
+    layers = []
+    for name, module in modules.items():
+        role, call = roles[name], calls[name]
+        queries, keys = _sides(role, alone=alone)
+        fields: dict[str, Any] = dict(call.arrays)
+        if isinstance(module, WindowAttention):
+            fields |= {"segment_size": module.segment_size, "expectation": module.expectation}
+        layers.append(
+            LayerMaps(
+                role=role,
+                layer=numbers[name],
+                kind=kind_of(module),
+                queries=queries,
+                keys=keys,
+                segment_origin=call.origin,
+                **fields,
+            )
+        )
+    order = {role: place for place, role in enumerate(("Enc", "Cr", "Dec"))}
+    return sorted(layers, key=lambda maps: (order[maps.role], maps.layer))
+
+
+def _role(name: str, call: _Call) -> str:
+    """Read the role off a module's name; without a hint, attention that never looks ahead is a decoder's."""
+    for role, hints in _ROLES:
+        if any(hint in name.lower() for hint in hints):
+            return role
+    weights = call.arrays["weights"]
+    _, queries, keys = weights.shape
+    if queries != keys:
+        return "Cr"
+    return "Dec" if queries > 1 and not np.triu(weights, 1).any() else "Enc"
+
+
+def _sides(role: str, *, alone: bool) -> tuple[str, str]:
+    if role == "Cr":
+        return "target", "source"
+    if alone:
+        return "text", "text"
+    return ("source", "source") if role == "Enc" else ("target", "target")
+
+
+def _numbers(roles: Mapping[str, str]) -> dict[str, int]:
+    """Count the layers of each role from 1: by the last number in their names, or else in order."""
+    numbers: dict[str, int] = {}
+    for role in set(roles.values()):
+        names = [name for name in roles if roles[name] == role]
+        found = [re.findall(r"(?:^|\.)(\d+)(?=\.|$)", name) for name in names]
+        last = [int(digits[-1]) + 1 if digits else 0 for digits in found]
+        unique = len(set(last)) == len(last) and 0 not in last
+        numbers |= dict(zip(names, last if unique else range(1, len(names) + 1), strict=True))
+    return numbers
+
+
+def kind_of(module: StackedAttention) -> str:
+    """Name a kind of attention as the notation does, as far as its settings show in pictures.
+
+    >>> kind_of(WindowAttention(8, 2, window="multiplicative", segment_size=5))
+    'MW, segments of 5'
+    """
+    if not isinstance(module, WindowAttention):
+        return type(module).__name__.removesuffix("Attention")
+    kind = "AW" if module.window == "additive" else "MW"
+    segments = f", segments of {module.segment_size}" if module.segment_size > 1 else ""
+    return kind + segments + (", exact" if module.expectation == "exact" else "")

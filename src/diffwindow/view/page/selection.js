@@ -1,0 +1,166 @@
+// What is selected, and what it shows: the maps of one head under the settings of the page.
+
+import { composeWindow, differences, segmentBounds } from "./window.js";
+import { mergeColumns, mergeRows, wordLabels } from "./words.js";
+import { meanDistance, meanEntropy, meanWidth, softOverlap } from "./statistics.js";
+
+export const MEAN = "mean";
+
+/**
+ * Return the selection that a page starts with: the head whose window fits the gold span best, or else the
+ * one with the narrowest window, from the gold query or the last token.
+ */
+export function initialSelection(runs) {
+  const run = runs[0];
+  const snapshot = run.snapshots.length - 1;
+  const layers = run.snapshots[snapshot].layers;
+  const first = layers.find((one) => one.role === run.gold?.role && one.left) ?? layers.find((one) => one.left) ?? layers[0];
+  const gold = run.gold?.role === first.role;
+  const selection = {
+    snapshot, role: first.role, layer: first.layer, head: 0, otherHead: MEAN, key: null,
+    query: gold ? run.gold.query : first.numQueries - 1,
+    segmentSize: null, expectation: null, merge: false, sort: "layer", show: first.left ? "window" : "attention",
+  };
+  if (!first.left) return selection;
+  const [best] = sortedHeads(run, { ...selection, sort: gold ? "overlap" : "width" });
+  return { ...selection, layer: best.layer.layer, head: best.head };
+}
+
+export function rolesOf(run) {
+  return [...new Set(run.snapshots[0].layers.map((layer) => layer.role))];
+}
+
+export function layersOf(run, snapshot, role) {
+  const layers = run.snapshots[Math.min(snapshot, run.snapshots.length - 1)].layers;
+  return layers.filter((layer) => layer.role === role);
+}
+
+export function layerOf(run, { snapshot, role, layer }) {
+  return layersOf(run, snapshot, role).find((one) => one.layer === layer) ?? null;
+}
+
+/** Return the window settings of a layer: the page's where they are set, else the model's own. */
+export function windowSettings(layer, selection) {
+  return {
+    segmentSize: selection.segmentSize ?? layer.segment_size,
+    expectation: selection.expectation ?? layer.expectation,
+  };
+}
+
+const memory = new WeakMap();
+
+/** Compute once for a layer and a key. */
+function remembered(layer, key, compute) {
+  if (!memory.has(layer)) memory.set(layer, new Map());
+  const known = memory.get(layer);
+  // a slider that is dragged leaves many entries behind
+  if (known.size > 400) known.clear();
+  if (!known.has(key)) known.set(key, compute());
+  return known.get(key);
+}
+
+/**
+ * Return the maps of a head, or of the mean of all heads: weights, and window, phiLeft and phiRight or
+ * null, each a [numQueries × numKeys] matrix, with the labels of both sides.
+ */
+export function headMaps(layer, head, selection) {
+  const { segmentSize, expectation } = windowSettings(layer, selection);
+  const merge = selection.merge;
+  return remembered(layer, `maps ${head} ${segmentSize} ${expectation} ${merge}`, () => {
+    const heads = head === MEAN ? Array.from({ length: layer.heads }, (_, index) => index) : [head];
+    const each = heads.map((index) => tokenMaps(layer, index, segmentSize, expectation));
+    const maps = each.length === 1 ? each[0] : averaged(each);
+    return merge ? byWord(layer, maps) : withLabels(layer, maps);
+  });
+}
+
+/** Compute the maps of one head by token. */
+export function tokenMaps(layer, head, segmentSize, expectation) {
+  const size = layer.numQueries * layer.numKeys;
+  const part = (array) => array.subarray(head * size, (head + 1) * size);
+  const maps = { weights: part(layer.weights), window: null, phiLeft: null, phiRight: null };
+  if (!layer.left) return maps;
+  const bounds = segmentBounds(layer.numKeys, segmentSize, layer.segment_origin);
+  for (const name of ["window", "phiLeft", "phiRight"]) maps[name] = new Float64Array(size);
+  for (let query = 0; query < layer.numQueries; query++) {
+    const start = query * layer.numKeys;
+    const row = (array) => part(array).subarray(start, start + layer.numKeys);
+    const [left, right] = [row(layer.left), row(layer.right)];
+    maps.window.set(composeWindow(left, right, bounds, expectation), start);
+    maps.phiLeft.set(differences(left), start);
+    maps.phiRight.set(differences(right), start);
+  }
+  return maps;
+}
+
+function averaged(each) {
+  const mean = (name) =>
+    each[0][name] && Float64Array.from(each[0][name], (_, i) => each.reduce((total, maps) => total + maps[name][i], 0) / each.length);
+  return { weights: mean("weights"), window: mean("window"), phiLeft: mean("phiLeft"), phiRight: mean("phiRight") };
+}
+
+function withLabels(layer, maps) {
+  return {
+    ...maps, numQueries: layer.numQueries, numKeys: layer.numKeys,
+    queryLabels: layer.queryTokens.labels, keyLabels: layer.keyTokens.labels,
+  };
+}
+
+/** Merge subwords: attention and pointers of a word are sums, its window is the mean; queries are averaged. */
+function byWord(layer, maps) {
+  const [rows, columns] = [layer.queryTokens.words, layer.keyTokens.words];
+  const queryLabels = wordLabels(layer.queryTokens.labels, rows);
+  const keyLabels = wordLabels(layer.keyTokens.labels, columns);
+  const merged = (matrix, how) =>
+    matrix && mergeRows(mergeColumns(matrix, layer.numKeys, columns, how), keyLabels.length, rows);
+  return {
+    weights: merged(maps.weights, "sum"), window: merged(maps.window, "mean"),
+    phiLeft: merged(maps.phiLeft, "sum"), phiRight: merged(maps.phiRight, "sum"),
+    numQueries: queryLabels.length, numKeys: keyLabels.length, queryLabels, keyLabels,
+  };
+}
+
+/** Return the gold span of a run in the units of the page: tokens or words. Null if there is none here. */
+export function goldOf(run, layer, selection) {
+  const gold = run.gold;
+  if (!gold || gold.role !== layer.role) return null;
+  if (!selection.merge) return gold;
+  const [rows, columns] = [layer.queryTokens.words, layer.keyTokens.words];
+  return { ...gold, query: rows[gold.query], first: columns[gold.first], last: columns[gold.last] };
+}
+
+/** Return the numbers to sort a head by; NaN where it has none. Windows are measured exact, by token. */
+export function headMeasures(run, layer, head, selection) {
+  const { segmentSize } = windowSettings(layer, selection);
+  return remembered(layer, `measures ${head} ${segmentSize}`, () => {
+    const { weights, window } = tokenMaps(layer, head, segmentSize, "exact");
+    const gold = run.gold?.role === layer.role ? run.gold : null;
+    const goldRow = gold && window?.subarray(gold.query * layer.numKeys, (gold.query + 1) * layer.numKeys);
+    return {
+      width: window ? meanWidth(window, layer.numQueries, layer.numKeys) : NaN,
+      entropy: meanEntropy(weights, layer.numQueries, layer.numKeys),
+      distance: meanDistance(weights, layer.numQueries, layer.numKeys),
+      overlap: goldRow ? softOverlap(goldRow, gold.first, gold.last) : NaN,
+    };
+  });
+}
+
+// name, whether the largest comes first, and how the number is told
+export const SORTS = {
+  layer: { name: "layer and head" },
+  width: { name: "window width, narrow first", unit: "keys wide" },
+  entropy: { name: "entropy of attention, low first", unit: "bits" },
+  distance: { name: "locality, nearest first", unit: "keys away" },
+  overlap: { name: "overlap with the gold span", unit: "of gold", descending: true },
+};
+
+/** Return the heads of a role as { layer, head, measures }, in the order that is asked for. */
+export function sortedHeads(run, selection) {
+  const heads = layersOf(run, selection.snapshot, selection.role).flatMap((layer) =>
+    Array.from({ length: layer.heads }, (_, head) => ({ layer, head, measures: headMeasures(run, layer, head, selection) })),
+  );
+  if (selection.sort === "layer") return heads;
+  const sign = SORTS[selection.sort].descending ? -1 : 1;
+  const value = ({ measures }) => (Number.isFinite(measures[selection.sort]) ? sign * measures[selection.sort] : Infinity);
+  return heads.sort((a, b) => (value(a) === value(b) ? 0 : value(a) - value(b)));
+}

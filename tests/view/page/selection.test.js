@@ -1,0 +1,70 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { goldOf, headMaps, headMeasures, initialSelection, sortedHeads } from "../../../src/diffwindow/view/page/selection.js";
+import { prefixSums } from "../../../src/diffwindow/view/page/window.js";
+
+const oneHot = (place, size) => Float32Array.from({ length: size }, (_, i) => Number(i === place));
+const stack = (...rows) => Float32Array.from(rows.flatMap((row) => [...row]));
+
+// one layer of two heads, one query over four keys: head 0 sees all of them, head 1 the middle two
+function run() {
+  const tokens = { labels: ["a", "b@@", "c", "d"], words: [0, 1, 1, 2] };
+  const layer = {
+    role: "Cr", layer: 1, kind: "AW", heads: 2, numQueries: 1, numKeys: 4, queries: "target", keys: "source",
+    segment_size: 1, segment_origin: 0, expectation: "exact", queryTokens: { labels: ["x"], words: [0] }, keyTokens: tokens,
+    weights: stack([0.25, 0.25, 0.25, 0.25], [0, 0.75, 0.25, 0]),
+    left: stack(prefixSums(oneHot(0, 4)), prefixSums(oneHot(1, 4))),
+    right: stack(prefixSums(oneHot(3, 4)), prefixSums(oneHot(2, 4))),
+  };
+  return { label: "AW", gold: { role: "Cr", query: 0, first: 1, last: 2 }, snapshots: [{ label: "final", layers: [layer] }] };
+}
+
+const settings = { snapshot: 0, role: "Cr", layer: 1, merge: false, segmentSize: null, expectation: null, sort: "layer" };
+
+test("a page starts at the head that fits the gold span best", () => {
+  const { head, query, show } = initialSelection([run()]);
+  assert.deepEqual({ head, query, show }, { head: 1, query: 0, show: "window" });
+});
+
+test("without a gold span it starts at the narrowest window", () => {
+  assert.equal(initialSelection([{ ...run(), gold: null }]).head, 1);
+});
+
+test("windows come from the pointers, with the settings of the page", () => {
+  const [layer] = run().snapshots[0].layers;
+  assert.deepEqual([...headMaps(layer, 1, settings).window], [0, 1, 1, 0]);
+  assert.deepEqual([...headMaps(layer, 1, { ...settings, segmentSize: 2 }).window], [1, 1, 1, 1]);
+  assert.deepEqual([...headMaps(layer, 1, settings).phiLeft], [0, 1, 0, 0]);
+});
+
+test("the mean of heads is the mean of their maps", () => {
+  const [layer] = run().snapshots[0].layers;
+  const { window, weights } = headMaps(layer, "mean", settings);
+  assert.deepEqual([...window], [0.5, 1, 1, 0.5]);
+  assert.deepEqual([...weights], [0.125, 0.5, 0.25, 0.125]);
+});
+
+test("words have the sum of their attention and pointers and the mean of their window", () => {
+  const one = run();
+  const [layer] = one.snapshots[0].layers;
+  const maps = headMaps(layer, 1, { ...settings, merge: true, segmentSize: 1 });
+  assert.deepEqual(maps.keyLabels, ["a", "bc", "d"]);
+  assert.deepEqual([...maps.weights], [0, 1, 0]);
+  assert.deepEqual([...maps.window], [0, 1, 0]);
+  assert.deepEqual([...maps.phiRight], [0, 1, 0]);
+  const { first, last } = goldOf(one, layer, { ...settings, merge: true });
+  assert.deepEqual([first, last], [1, 1]);
+});
+
+test("heads sort by width, entropy and overlap; a head without a window comes last", () => {
+  const one = run();
+  const order = (sort) => sortedHeads(one, { ...settings, sort }).map(({ layer, head }) => `${layer.layer}.${head}`);
+  assert.deepEqual(order("width"), ["1.1", "1.0"]);
+  assert.deepEqual(order("overlap"), ["1.1", "1.0"]);
+  assert.deepEqual(order("layer"), ["1.0", "1.1"]);
+  const [layer] = one.snapshots[0].layers;
+  one.snapshots[0].layers.unshift({ ...layer, layer: 0, left: null, right: null });
+  assert.deepEqual(order("width").slice(0, 2), ["1.1", "1.0"]);
+  assert.equal(headMeasures(one, layer, 0, settings).overlap, 0.5);
+});

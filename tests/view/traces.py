@@ -1,0 +1,31 @@
+"""Small traces to draw: made by hand, or captured from models with random weights."""
+
+import numpy as np
+import torch
+
+from diffwindow.functional import soft_window
+from diffwindow.view.trace import AttentionTrace, GoldSpan, LayerMaps
+
+WORDS = ["the", "keys", "to", "the", "cab@@", "inet"]
+
+
+def random_layer(
+    role="Enc", layer=1, *, heads=2, queries=6, keys=6, sides=("text", "text"), seed=0, segment_size=1
+):
+    """Make an additive window's maps from random pointers and weights, in float32."""
+    rng = np.random.default_rng([seed, layer])
+
+    def softmax(sharpness):
+        x = np.exp(sharpness * rng.standard_normal((heads, queries, keys)))
+        return torch.from_numpy((x / x.sum(-1, keepdims=True)).astype(np.float32))
+
+    left, right = softmax(2.0), softmax(2.0)
+    window = soft_window(left, right, segment_size=segment_size)
+    maps = [x.numpy() for x in (softmax(2.0), window, left, right)]
+    return LayerMaps(role, layer, "AW", *sides, *maps, segment_size=segment_size)
+
+
+def small_trace(*, layers=2, label="Enc(AW)", title="the keys to the cabinet", seed=0):
+    """Trace six tokens, two of which are one word, through two layers of two heads, with a gold span."""
+    maps = [random_layer(layer=number, seed=seed) for number in range(1, layers + 1)]
+    return AttentionTrace(maps, {"text": WORDS}, label=label, title=title, gold=GoldSpan("Enc", 5, 0, 2))
