@@ -8,6 +8,12 @@ const CHIP_FONT = `13px ${FONT}`;
 const LANE = { top: 26, window: 112, gap: 8, pointers: 62, bottom: 24 };
 const LONGEST = 110;
 
+/** Return the value at the top of a window's lane: 1, or the next quarter above all values. */
+export function windowTop(window) {
+  const highest = window ? window.reduce((most, value) => Math.max(most, value), 0) : 1;
+  return Math.max(1, Math.ceil((highest - 0.005) * 4) / 4);
+}
+
 /** Place the keys: side by side as they read if they fit, else in equal columns with turned labels. */
 export function columns(labels, width) {
   const natural = labels.map((label) => Math.max(textWidth(label, CHIP_FONT) + 16, 30));
@@ -68,7 +74,7 @@ function windowLane({ window, layout, top, steps, theme, base, gold }) {
   parts.push(
     svg("path", { d: `${line} L ${layout.width} ${base} L 0 ${base} Z`, fill: theme.windowFill, "fill-opacity": 0.2 }),
     svg("path", { d: line, fill: "none", stroke: theme.window, "stroke-width": 2.25, "stroke-linejoin": "round", "data-part": "window" }),
-    svg("text", { x: 0, y: 14, fill: theme.window, "font-size": 12, "font-weight": 600 }, top > 1 ? "window, 0 to 2" : "window, 0 to 1"),
+    svg("text", { x: 0, y: 14, fill: theme.window, "font-size": 12, "font-weight": 600 }, `window, 0 to ${top}`),
   );
   return parts;
 }

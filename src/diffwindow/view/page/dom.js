@@ -4,7 +4,9 @@ const SVG = "http://www.w3.org/2000/svg";
 
 function filled(element, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {
-    if (value !== null && value !== undefined && value !== false) element.setAttribute(name, value === true ? "" : value);
+    // aria-pressed="false" says something; a plain attribute that is false is not there
+    if (typeof value === "boolean" && !name.startsWith("aria-")) element.toggleAttribute(name, value);
+    else if (value !== null && value !== undefined) element.setAttribute(name, value);
   }
   element.append(...children);
   return element;

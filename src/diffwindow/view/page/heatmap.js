@@ -73,7 +73,7 @@ function colourBar({ colours, highest, theme, x, y, width }) {
     bar,
     svg("rect", { x, y, width, height: 8, fill: "none", stroke: theme.line }),
     label(x, "start", "0"),
-    label(x + width, "end", highest >= 0.995 ? highest.toFixed(0) : highest.toFixed(2)),
+    label(x + width, "end", String(Number(highest.toFixed(2)))),
   ];
 }
 

@@ -1,6 +1,6 @@
 // The page: read the data, show the selection, change it.
 
-import { FONT, drawBracket } from "./bracket.js";
+import { drawBracket, windowTop } from "./bracket.js";
 import { connectControls, keyChange, roleName, showControls } from "./controls.js";
 import { readRuns } from "./data.js";
 import { byId, html, shown } from "./dom.js";
@@ -80,10 +80,9 @@ function cellText() {
 function bracket(width) {
   const { maps, selection, layer } = view;
   const gold = goldOf(view.runs[0], layer, selection);
-  const highest = maps.window ? maps.window.reduce((most, value) => Math.max(most, value), 0) : 1;
   return drawBracket({
     maps, gold, query: selection.query, key: selection.key, own: layer.queries === layer.keys ? selection.query : -1,
-    top: highest > 1.005 ? 2 : 1, steps: windowSettings(layer, selection).segmentSize > 1 && !selection.merge,
+    top: windowTop(maps.window), steps: windowSettings(layer, selection).segmentSize > 1 && !selection.merge,
     theme: view.theme, width: Math.max(width, 120),
   });
 }
@@ -103,8 +102,7 @@ function panels(width) {
     found.push({ name: `Attention of ${runs[1].label}`, scale: "attention", values: other.weights, linked, heads: otherLayer.heads, rowLabels: other.queryLabels, columnLabels: other.keyLabels, gold: linked ? gold : null });
   }
   return found.map((panel) => {
-    const most = panel.values.reduce((highest, value) => Math.max(highest, value), 1e-9);
-    const highest = panel.scale === "window" ? (most > 1.005 ? 2 : 1) : most;
+    const highest = panel.scale === "window" ? windowTop(panel.values) : panel.values.reduce((most, value) => Math.max(most, value), 1e-9);
     const drawn = drawHeatmap({ ...panel, title: panel.name, highest, theme, width });
     return { ...panel, drawn, place: geometry(panel.rowLabels, panel.columnLabels, width) };
   });

@@ -1,5 +1,6 @@
 // Layers × heads as small pictures, each a button.
 
+import { windowTop } from "./bracket.js";
 import { html, shown } from "./dom.js";
 import { colourAt } from "./palette.js";
 import { MEAN, SORTS, headMaps, layersOf, sortedHeads } from "./selection.js";
@@ -18,18 +19,19 @@ function thumbnail({ layer, head, measures }, selection, theme) {
   const maps = headMaps(layer, head, selection);
   const windowed = selection.show === "window" && maps.window;
   const values = windowed ? maps.window : maps.weights;
-  const highest = windowed ? Math.max(1, ...values) : Math.max(1e-9, ...values);
+  const highest = windowed ? windowTop(values) : values.reduce((most, value) => Math.max(most, value), 1e-9);
   const canvas = html("canvas", { "aria-hidden": "true" });
   paint(canvas, values, maps.numQueries, maps.numKeys, highest, theme.scales[windowed ? "window" : "attention"]);
   const name = head === MEAN ? `layer ${layer.layer}, mean of heads` : `layer ${layer.layer}, head ${head + 1}`;
+  const tag = head === MEAN ? "mean" : `${layer.layer} · ${head + 1}`;
   const sorted = SORTS[selection.sort];
   const measure = sorted.unit && measures ? `${shown(measures[selection.sort])} ${sorted.unit}` : "";
   const chosen = layer.layer === selection.layer && head === selection.head;
   const button = html(
     "button",
-    { type: "button", class: "thumbnail", "aria-pressed": chosen, "aria-label": `${name}${measure && `, ${measure}`}`, title: `${name}, ${layer.kind}` },
+    { type: "button", class: "thumbnail", "aria-pressed": chosen, "aria-label": `${tag}, ${name}${measure && `, ${measure}`}`, title: `${name}, ${layer.kind}` },
     canvas,
-    html("span", {}, head === MEAN ? "mean" : `${layer.layer} · ${head + 1}`),
+    html("span", {}, tag),
   );
   if (measure) button.append(html("small", {}, measure));
   return button;
