@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from diffwindow.functional import Expectation
+from diffwindow.arguments import Expectation
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
