@@ -120,6 +120,55 @@ def test_gradients_are_those_of_finite_differences(kind, segment_size, expectati
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_bias_is_added_to_the_score_and_not_to_the_pointers(kind):
+    queries, keys = inputs()
+    bias = torch.randn(1, 2, 5, 7, dtype=torch.float64)
+    boundaries = Boundaries(queries[1], keys[1], queries[2], keys[2])
+    local = (queries[3], keys[3]) if kind == "additive" else None
+    plain = ops.window_maps(queries[0], keys[0], boundaries, local)
+    maps = ops.window_maps(queries[0], keys[0], boundaries, local, attn_bias=bias)
+    assert torch.equal(maps.window, plain.window)
+    score = queries[0] @ keys[0].mT / 2 + bias
+    if kind == "additive":
+        expected = (score + queries[3] @ keys[3].mT / 2 * plain.window).softmax(-1)
+    else:
+        expected = score.softmax(-1) * plain.window
+    assert_close(maps.weights, expected)
+    assert_close(attend(kind, queries, keys, attn_bias=bias), expected @ keys[4])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_bias_of_minus_infinity_hides_as_a_mask_does(kind):
+    queries, keys = inputs()
+    mask = torch.rand(2, 1, 5, 7, generator=torch.Generator().manual_seed(0)) > 0.4
+    mask[:, :, 2] = False
+    bias = torch.zeros(mask.shape).masked_fill(~mask, float("-inf"))
+    expected = attend(kind, queries, keys, attn_mask=mask, segment_size=2)
+    assert_close(attend(kind, queries, keys, attn_bias=bias, segment_size=2), expected)
+    assert (expected[:, :, 2] == 0).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", [(2, 1, 3, 4), (1, 2, 1, 4), (3, 1)])
+@pytest.mark.usefixtures("unchecked")
+def test_the_gradient_of_a_bias(kind, shape):
+    queries, keys = inputs(b=2, h=2, q=3, k=4, e=2)
+    bias = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    torch.autograd.gradcheck(lambda bias: attend(kind, queries, keys, attn_bias=bias, segment_size=2), [bias])
+
+
+def test_a_bias_that_learns_goes_to_the_reference():
+    queries, keys = inputs(dtype=torch.float32)
+    bias = torch.zeros(5, 7, requires_grad=True)
+    attend("additive", queries, keys, attn_bias=bias).sum().backward()
+    assert bias.grad is not None
+    with pytest.raises(ValueError, match="do not support gradients of attn_bias"):
+        attend("additive", queries, keys, attn_bias=bias, impl="cpu")
+    with torch.no_grad():
+        attend("additive", queries, keys, attn_bias=bias, impl="cpu")
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @given(
     q=st.integers(1, 6),
     k=st.integers(1, 9),
@@ -217,6 +266,10 @@ BAD = [
     ({"attn_mask": torch.zeros(5, 7).long()}, TypeError, "attn_mask is torch.int64; pass a boolean mask"),
     ({"attn_mask": torch.ones(5, 6).bool()}, ValueError, "attn_mask has shape [5, 6], which does not"),
     ({"attn_mask": torch.ones(5, 7, device="meta").bool()}, ValueError, "attn_mask is on meta and q is"),
+    ({"attn_bias": torch.zeros(5, 7).bool()}, TypeError, "attn_bias is torch.bool; pass floating-point"),
+    ({"attn_bias": torch.zeros(5, 6)}, ValueError, "attn_bias has shape [5, 6], which does not"),
+    ({"attn_bias": torch.zeros(7, device="meta")}, ValueError, "attn_bias is on meta and q is"),
+    ({"segment_origin": torch.zeros(2).cfloat()}, TypeError, "segment_origin is torch.complex64"),
     ({"segment_origin": torch.zeros(2)}, TypeError, "segment_origin is torch.float32"),
     ({"segment_origin": torch.zeros(3).long()}, ValueError, "segment_origin has shape [3], not [batch]"),
     ({"segment_origin": torch.zeros(2, device="meta").long()}, ValueError, "segment_origin is on meta"),

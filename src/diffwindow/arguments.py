@@ -43,6 +43,7 @@ def check_tensors(
     named = {"q": q, "k": k, "v": v, **boundaries._asdict()}
     named |= dict(zip(("q_local", "k_local"), local or (), strict=False))
     for name, x in named.items():
+        check_not_nested(name, x)
         if x.dim() != 4:
             raise ValueError(f"{name} has shape {list(x.shape)}, not [batch, heads, length, width]")
         if not x.is_floating_point() or x.dtype != q.dtype:
@@ -75,6 +76,14 @@ def check_options(q: Tensor, k: Tensor, options: Options) -> None:
             raise TypeError(f"attn_bias is {bias.dtype}; pass floating-point values to add to the scores")
         _check_broadcast("attn_bias", bias, q, k)
     _check_origin(options.segment_origin, q)
+
+
+def check_not_nested(name: str, x: Tensor) -> None:
+    """Raise if `x` is a nested tensor."""
+    if x.is_nested:
+        raise TypeError(
+            f"{name} is a nested tensor; pass a padded one (torch.nested.to_padded_tensor) and a mask"
+        )
 
 
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
@@ -110,7 +119,7 @@ def _check_broadcast(name: str, x: Tensor, q: Tensor, k: Tensor) -> None:
     _check_device(name, x, q)
     full = [*q.shape[:3], k.shape[2]]
     shape = list(x.shape)
-    if len(shape) > 4 or any(m not in (1, n) for m, n in zip(shape[::-1], full[::-1], strict=False)):
+    if len(shape) > 4 or any(m != 1 and m != n for m, n in zip(shape[::-1], full[::-1], strict=False)):
         raise ValueError(f"{name} has shape {shape}, which does not broadcast to [b, h, q, k] = {full}")
 
 
@@ -121,7 +130,7 @@ def _check_origin(segment_origin: Tensor | None, q: Tensor) -> None:
     dtype = segment_origin.dtype
     if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
         raise TypeError(f"segment_origin is {dtype}; pass one integer key index per sequence")
-    if list(segment_origin.shape) != [q.shape[0]]:
+    if segment_origin.dim() != 1 or segment_origin.shape[0] != q.shape[0]:
         raise ValueError(
             f"segment_origin has shape {list(segment_origin.shape)}, not [batch] = [{q.shape[0]}]"
         )

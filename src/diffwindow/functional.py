@@ -8,6 +8,7 @@ probability that the boundary lies at or before a key, and G, its suffix sums, t
 """
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.nn.functional as F
@@ -122,13 +123,28 @@ def masked_softmax(
 
 
 def scores(
-    q: Float[Tensor, "*lead q e"], k: Float[Tensor, "*lead k e"], scale: float | None = None
+    q: Float[Tensor, "*lead q e"],
+    k: Float[Tensor, "*lead k e"],
+    scale: float | None = None,
+    *,
+    mask: Bool[Tensor, "..."] | None = None,
 ) -> Float[Tensor, "*lead q k"]:
-    """Score each query against each key, scale · q kᵀ, in fp32 at least; the scale defaults to 1/√e."""
+    """Score each query against each key, scale · q kᵀ, in fp32 at least; the scale defaults to 1/√e.
+
+    With a mask, keys that no query sees, and queries that see none, score 0, whatever they hold: their NaN
+    would pass into gradients.
+    """
+    if mask is not None:
+        q, k = q.masked_fill(~mask.any(-1)[..., None], 0.0), zero_unseen_keys(k, mask)
     with _no_autocast(q):
         return (
-            at_least_fp32(q) @ at_least_fp32(k).mT * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
+            at_least_fp32(q) @ at_least_fp32(k).mT * (default_scale(q.shape[-1]) if scale is None else scale)
         )
+
+
+def default_scale(width: int) -> float:
+    """Return 1/√e; heads of no width score 0, whatever the scale."""
+    return 1 / math.sqrt(max(width, 1))
 
 
 def boundary(
@@ -142,7 +158,7 @@ def boundary(
 
     The mask must be here and not only on the attention scores: the sums of φ would carry what it hides.
     """
-    return masked_softmax(scores(q, k, scale), mask)
+    return masked_softmax(scores(q, k, scale, mask=mask), mask)
 
 
 def multiplicative_weights(
@@ -153,7 +169,7 @@ def multiplicative_weights(
     dropout_p: float = 0.0,
 ) -> Float[Tensor, "*lead q k"]:
     """Confine attention to the window: A = softmax(s) ⊙ M (Eq. 11), which need not sum to one."""
-    return F.dropout(masked_softmax(score, mask), dropout_p, training=dropout_p > 0) * window
+    return _dropout(masked_softmax(score, mask), dropout_p) * window
 
 
 def additive_weights(
@@ -165,14 +181,32 @@ def additive_weights(
     dropout_p: float = 0.0,
 ) -> Float[Tensor, "*lead q k"]:
     """Add a local score within the window: A = softmax(s + o ⊙ M) (Eq. 12-15)."""
-    weights = masked_softmax(score + local_score * window, mask)
-    return F.dropout(weights, dropout_p, training=dropout_p > 0)
+    return _dropout(masked_softmax(score + local_score * window, mask), dropout_p)
 
 
-def attend(weights: Float[Tensor, "*lead q k"], v: Float[Tensor, "*lead k e"]) -> Float[Tensor, "*lead q e"]:
-    """Take the weighted sum of the values, O = A V, in fp32 at least, and give it the type of `v`."""
+def attend(
+    weights: Float[Tensor, "*lead q k"],
+    v: Float[Tensor, "*lead k e"],
+    *,
+    mask: Bool[Tensor, "..."] | None = None,
+) -> Float[Tensor, "*lead q e"]:
+    """Take the weighted sum of the values, O = A V, in fp32 at least, and give it the type of `v`.
+
+    With a mask, values that no query sees count as 0, so that NaN in padding stays there.
+    """
+    v = zero_unseen_keys(v, mask)
     with _no_autocast(v):
         return (weights @ v.to(weights.dtype)).to(v.dtype)
+
+
+def zero_unseen_keys(
+    x: Float[Tensor, "*lead k e"], mask: Bool[Tensor, "..."] | None
+) -> Float[Tensor, "*lead k e"]:
+    """Zero the rows of keys or values that the mask hides from every query."""
+    if mask is None:
+        return x
+    seen = mask.any(-2) if mask.dim() > 1 else mask
+    return x.masked_fill(~seen[..., None], 0.0)
 
 
 def at_least_fp32(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
@@ -180,8 +214,15 @@ def at_least_fp32(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def _no_autocast(x: Tensor) -> torch.autocast:
-    return torch.autocast(x.device.type, enabled=False)
+def _dropout(x: Tensor, dropout_p: float) -> Tensor:
+    # a traced probability cannot be the switch of F.dropout
+    return F.dropout(x, dropout_p) if dropout_p > 0 else x
+
+
+def _no_autocast(x: Tensor) -> AbstractContextManager[object]:
+    """Switch autocast off, on devices that have it; meta has not."""
+    device = x.device.type
+    return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
 
 
 def _segment_bounds_of(

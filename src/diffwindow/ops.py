@@ -9,6 +9,8 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch._C._functorch import peek_interpreter_stack
+from torch.autograd import forward_ad
 
 from diffwindow import functional
 from diffwindow.arguments import (
@@ -45,7 +47,12 @@ IMPLS: tuple[str, ...] = get_args(Impl)
 
 # What a call may ask of an implementation, as errors name it. The reference has everything.
 Feature = Literal[
-    "segments", "exact expectation", "dropout", "attn_bias", "gradient of attn_bias", "torch.func"
+    "segments",
+    "exact expectation",
+    "dropout",
+    "attn_bias",
+    "gradients of attn_bias",
+    "transforms of torch.func",
 ]
 
 
@@ -62,7 +69,7 @@ SUPPORT: dict[Impl, Support] = {
     "cpu": Support(
         devices=("cpu",),
         dtypes=(torch.float32, torch.bfloat16),
-        features=("segments", "exact expectation", "dropout"),
+        features=("segments", "exact expectation", "dropout", "attn_bias"),
     ),
 }
 
@@ -218,12 +225,19 @@ def _why_not(impl: Impl, dtype: torch.dtype, device: str, needs: tuple[Feature, 
     if dtype not in support.dtypes:
         return f"{dtype} is not {' or '.join(str(each) for each in support.dtypes)}"
     if missing := [feature for feature in needs if feature not in support.features]:
-        return f"its kernels lack {missing[0]}"
+        return f"its kernels do not support {missing[0]}"
     return operator.backend(impl).why_not()
 
 
-# What torch.compiler.assume_constant_result does, which would import torch._dynamo, as long as torch itself.
-_why_not._dynamo_marked_constant = True  # type: ignore[attr-defined]
+def _is_transformed() -> bool:
+    """Tell whether a transform of torch.func, or forward-mode differentiation, is running."""
+    return peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+
+
+# What torch.compiler.assume_constant_result does, without its import of torch._dynamo, which takes as long as
+# torch itself. Compiled code is guarded by the state of the transforms.
+for _constant in (_why_not, _is_transformed):
+    _constant._dynamo_marked_constant = True  # type: ignore[union-attr]
 
 
 def _needs(options: Options) -> tuple[Feature, ...]:
@@ -234,7 +248,8 @@ def _needs(options: Options) -> tuple[Feature, ...]:
         "exact expectation": options.expectation == "exact",
         "dropout": options.dropout_p > 0,
         "attn_bias": bias is not None,
-        "gradient of attn_bias": bias is not None and bias.requires_grad and torch.is_grad_enabled(),
+        "gradients of attn_bias": bias is not None and bias.requires_grad and torch.is_grad_enabled(),
+        "transforms of torch.func": _is_transformed(),
     }
     return tuple(feature for feature, wanted in asked.items() if wanted)
 
@@ -254,16 +269,33 @@ def _window_attention(
     chosen = choose_impl(impl, q, _needs(options))
     if chosen != "reference":
         return operator.window_attention(q, k, v, boundaries, local, options, chosen)
-    return functional.attend(_maps(q, k, boundaries, local, options).weights, v)
+    return _attend(q, k, v, boundaries, local, options)
+
+
+def _attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    boundaries: Boundaries,
+    local: tuple[Tensor, Tensor] | None,
+    options: Options,
+) -> Tensor:
+    """Compute the output in plain PyTorch."""
+    maps = _maps(q, k, boundaries, local, options)
+    return functional.attend(maps.weights, v, mask=_visible(q, k, options))
+
+
+def _visible(q: Tensor, k: Tensor, options: Options) -> Tensor | None:
+    return visible_mask(
+        q, k, attn_mask=options.attn_mask, attn_bias=options.attn_bias, is_causal=options.is_causal
+    )
 
 
 def _maps(
     q: Tensor, k: Tensor, boundaries: Boundaries, local: tuple[Tensor, Tensor] | None, options: Options
 ) -> WindowMaps:
     """Compute the equations in plain PyTorch."""
-    mask = visible_mask(
-        q, k, attn_mask=options.attn_mask, attn_bias=options.attn_bias, is_causal=options.is_causal
-    )
+    mask = _visible(q, k, options)
     scale, dropout_p = options.scale, options.dropout_p
     q_left, k_left, q_right, k_right = boundaries
     phi_left = functional.boundary(q_left, k_left, mask=mask, scale=scale)
@@ -275,13 +307,13 @@ def _maps(
         segment_origin=options.segment_origin,
         expectation=options.expectation,
     )
-    score = functional.scores(q, k, scale)
+    score = functional.scores(q, k, scale, mask=mask)
     if options.attn_bias is not None:
         score = score + options.attn_bias
     if local is None:
         weights = functional.multiplicative_weights(score, window, mask=mask, dropout_p=dropout_p)
     else:
-        local_score = functional.scores(*local, scale)
+        local_score = functional.scores(*local, scale, mask=mask)
         weights = functional.additive_weights(score, local_score, window, mask=mask, dropout_p=dropout_p)
     return WindowMaps(weights, window, phi_left, phi_right)
 
@@ -294,7 +326,7 @@ def _reference(call: operator.Call) -> Tensor:
         call.attn_mask, call.attn_bias, call.is_causal, call.segment_size, call.segment_origin,
         "exact" if call.exact else "paper", call.scale, call.dropout_p,
     )  # fmt: skip
-    return functional.attend(_maps(call.q, call.k, boundaries, local, options).weights, call.v)
+    return _attend(call.q, call.k, call.v, boundaries, local, options)
 
 
 operator.use_reference(_reference)

@@ -16,6 +16,7 @@ LAYOUTS = (
     "rows", "heads inside", "columns", "batch last", "padded", "sliced",
     "one head", "one column", "overlapping", "shared",
 )  # fmt: skip
+BIASES = ("none", "per head", "per key", "per query", "transposed", "hides", "lowest")
 ORIGINS = (torch.int64, torch.int32, torch.int16)
 
 
@@ -38,6 +39,7 @@ class Configuration:
     layouts: tuple[str, ...] = ("rows",) * 9  # of each tensor in memory
     grad_layout: str = "rows"
     origin_dtype: torch.dtype = torch.int64
+    bias: str = "none"
     scale: float | None = None
     dtype: torch.dtype = torch.float32
     spread: float = 1.0
@@ -77,6 +79,7 @@ def draw(seed: int) -> Configuration:
         layouts=tuple(choose(*LAYOUTS) for _ in range(9)),
         grad_layout=choose(*LAYOUTS[:-1]),
         origin_dtype=choose(*ORIGINS),
+        bias=choose("none", *BIASES),
     )
 
 
@@ -149,12 +152,30 @@ def attention_mask(config: Configuration) -> Tensor | None:
     return visible[0, 0] if config.mask == "per query" else visible
 
 
+def attention_bias(config: Configuration) -> Tensor | None:
+    """Make the bias of the kind that the configuration names, as values that fp32 can hold."""
+    if config.bias == "none":
+        return None
+    b, h, q, k = config.batch, config.heads, config.queries, config.keys
+    shapes = {"per key": (b, 1, 1, k), "per query": (b, 1, q, 1), "per head": (1, h, q, k)}
+    bias = torch.randn(shapes.get(config.bias, (b, h, q, k)), generator=config.generator())
+    if config.bias == "transposed":
+        return bias.mT.contiguous().mT
+    if config.bias == "hides":
+        return bias.masked_fill(bias < 0.5, -math.inf)
+    if config.bias == "lowest":
+        # what some libraries add in the place of -inf; in a whole row it cancels
+        bias[:, :, : q // 2 + 1] = torch.finfo(torch.float32).min
+    return bias
+
+
 def options(config: Configuration) -> dict:
     # every other element, so that it is not contiguous
     origin = torch.randint(0, config.keys, (2 * config.batch,), generator=config.generator())[::2]
     origin = origin.to(config.origin_dtype)
     return {
         "attn_mask": attention_mask(config),
+        "attn_bias": attention_bias(config),
         "is_causal": config.causal,
         "segment_size": config.segment_size,
         "segment_origin": origin if config.origin else None,

@@ -6,6 +6,7 @@ import os
 import pytest
 import torch
 from configuration import (
+    BIASES,
     LAYOUTS,
     LENGTHS,
     MASKS,
@@ -15,6 +16,7 @@ from configuration import (
     call,
     check,
     draw,
+    incoming,
     leaves,
     options,
     output_and_gradients,
@@ -42,6 +44,14 @@ VARIANTS = {
     "wide scores": {"spread": 3.0},
     **{f"mask {mask}": {"mask": mask} for mask in MASKS[1:]},
     **{f"layout {layout}": {"layouts": (layout,) * 9, "grad_layout": layout} for layout in LAYOUTS[1:]},
+    **{f"bias {bias}": {"bias": bias} for bias in BIASES[1:]},
+    "bias, causal, mask and segments": {
+        "bias": "hides",
+        "causal": True,
+        "mask": "padding",
+        "segment_size": 5,
+    },
+    "bias in bf16": {"bias": "per head", "dtype": torch.bfloat16},
     # more of these would make all rows alike, whose roundings add up instead of cancelling
     "layout one row": {
         "layouts": ("rows",) * 3 + ("one row",) + ("rows",) * 2 + ("one row",) + ("rows",) * 2
@@ -121,14 +131,37 @@ def test_nan_is_not_swallowed(additive):
 
 
 @KINDS
-def test_hidden_keys_may_hold_nan(additive):
-    config = Configuration(additive=additive, mask="padding")
-    inputs, chosen = [x.float() for x in tensors(config)], options(config)
-    expected = call(inputs, impl="cpu", **chosen)
-    hidden = ~attention_mask(config)[:, 0, 0]
-    for place in (1, 4, 6, 8)[: 4 if additive else 3]:
-        inputs[place].transpose(1, 2)[hidden] = math.nan
-    assert torch.equal(call(inputs, impl="cpu", **chosen), expected)
+@pytest.mark.parametrize("impl", ["cpu", "reference"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "hidden", [slice(50, 65), slice(0, 7), slice(20, 30)], ids=["right", "left", "middle"]
+)
+@pytest.mark.parametrize("mask_kind", ["padding", "per query", "bias"])
+def test_what_nobody_sees_may_be_nan(additive, impl, dtype, hidden, mask_kind):
+    """Keys and values hidden from all, and a query that sees nothing: outputs and gradients are the same."""
+    config = Configuration(additive=additive, seed=3, mask="per head" if mask_kind == "per query" else "none")
+    mask = attention_mask(config)
+    mask = torch.ones(2, 1, 1, 65, dtype=torch.bool) if mask is None else mask.clone()
+    mask[..., hidden] = False
+    blind = mask_kind == "per query"
+    if blind:
+        mask[:, :, 4] = False
+    chosen = {"attn_mask": mask}
+    if mask_kind == "bias":
+        chosen = {"attn_bias": torch.zeros(mask.shape).masked_fill(~mask, -math.inf)}
+    results = []
+    for filling in (0.0, math.nan):
+        inputs = [x.to(dtype) for x in tensors(config)]
+        for place, x in enumerate(inputs):
+            if place in (1, 2, 4, 6, 8):
+                x[:, :, hidden] = filling
+            elif blind:
+                x[:, :, 4] = filling
+        inputs = [x.requires_grad_() for x in inputs]
+        out = call(inputs, impl=impl, **chosen)
+        results.append([out, *torch.autograd.grad(out, inputs, incoming(config).to(dtype))])
+    for clean, found in zip(*results, strict=True):
+        assert torch.equal(found, clean)
 
 
 def test_projected_views_are_not_copied(monkeypatch):
@@ -175,9 +208,19 @@ def test_second_derivatives_with_dropout_are_refused():
         grad.sum().backward()
 
 
-def test_empty_lengths():
-    for queries, keys in ((0, 5), (3, 0)):
-        inputs = [x.float() for x in tensors(Configuration(queries=queries, keys=keys))]
-        out = call(inputs, impl="cpu")
-        assert out.shape == (2, 2, queries, 16)
+@pytest.mark.parametrize("impl", ["cpu", "reference"])
+@pytest.mark.parametrize("empty", ["batch", "heads", "queries", "keys", "widths", "value width"])
+def test_empty_dimensions(empty, impl):
+    """No key gives zeros; no width scores every pair 0, a uniform attention."""
+    sizes = {"widths": {"widths": (0, 0, 0, 0, 16)}, "value width": {"widths": (16, 16, 16, 16, 0)}}
+    config = Configuration(**sizes.get(empty, {empty: 0}), mask="none", segment_size=2)
+    inputs = leaves(config, torch.float32)
+    mask = torch.ones(config.batch, 1, config.queries, config.keys, dtype=torch.bool)
+    out = call(inputs, impl=impl, attn_mask=mask, segment_size=2)
+    assert out.shape == (config.batch, config.heads, config.queries, config.widths[-1])
+    grads = torch.autograd.grad(out.sum(), inputs)
+    assert all(grad.isfinite().all() for grad in grads)
+    if empty == "keys":
         assert not out.any()
+    if empty == "widths":
+        torch.testing.assert_close(out, inputs[2].mean(2, keepdim=True).expand_as(out))

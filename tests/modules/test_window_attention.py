@@ -263,6 +263,90 @@ def test_initialisation_may_be_block_by_block():
         assert 0.97 * bound < found <= bound
 
 
+@pytest.mark.parametrize("need_weights", [False, True])
+@pytest.mark.parametrize("window", WINDOWS)
+def test_float_masks_are_added_to_the_scores(window, need_weights):
+    """As `attn_bias` of the operations, and as in torch.nn.MultiheadAttention; -inf hides as True does."""
+    attention, x = WindowAttention(8, 2, window=window, segment_size=2), torch.randn(3, 5, 8)
+    bias = torch.randn(6, 5, 5)
+    queries, keys = attention.project_self(x)
+    expected = attention.attend(queries, keys, attn_bias=bias.view(3, 2, 5, 5))
+    assert_close(attention(x, x, x, attn_mask=bias, need_weights=need_weights)[0], expected)
+    assert not torch.allclose(expected, attention(x, x, x)[0])
+    pad = padding([5, 2, 4], 5, left=True)
+    as_float = torch.zeros(3, 5).masked_fill(pad, float("-inf"))
+    hidden = attention(x, x, x, key_padding_mask=pad, attn_mask=bias, need_weights=need_weights)[0]
+    assert_close(
+        attention(x, x, x, key_padding_mask=as_float, attn_mask=bias, need_weights=need_weights)[0], hidden
+    )
+
+
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_nan_in_padding_stays_there(need_weights, left):
+    """Real rows are as before, in self-attention; across, so are the gradients of all parameters."""
+    attention, x = WindowAttention(8, 2, segment_size=2), torch.randn(3, 7, 8)
+    pad = padding([7, 4, 5], 7, left=left)
+    dirty = x.masked_fill(pad[..., None], float("nan"))
+    clean = x.masked_fill(pad[..., None], 0.0)
+    mask = {"key_padding_mask": pad, "need_weights": need_weights}
+    expected, found = (attention(y, y, y, **mask)[0] for y in (clean, dirty))
+    assert torch.equal(found[~pad], expected[~pad])
+    maps, clean_maps = (attention.inspect(y, y, key_padding_mask=pad) for y in (dirty, clean))
+    for ours, true in zip(maps, clean_maps, strict=True):
+        assert torch.equal(ours.transpose(1, 2)[~pad], true.transpose(1, 2)[~pad])
+    query = torch.randn(3, 4, 8)
+    gradients = []
+    for memory in (clean, dirty):
+        attention.zero_grad()
+        attention(query, memory, memory, **mask)[0].square().sum().backward()
+        gradients.append([parameter.grad for parameter in attention.parameters()])
+    for ours, true in zip(*reversed(gradients), strict=True):
+        assert torch.equal(ours, true)
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_the_meta_device_gives_shapes(need_weights):
+    attention = WindowAttention(8, 2, segment_size=2, device="meta")
+    x, y = torch.empty(3, 5, 8, device="meta"), torch.empty(3, 7, 8, device="meta")
+    pad = torch.empty(3, 7, dtype=torch.bool, device="meta")
+    output, weights = attention(x, y, y, key_padding_mask=pad, need_weights=need_weights)
+    assert output.shape == (3, 5, 8)
+    assert (weights is not None) == need_weights
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_quantized_across():
+    attention, x, y = WindowAttention(8, 2), torch.randn(3, 5, 8), torch.randn(3, 7, 8)
+    narrow = torch.ao.quantization.quantize_dynamic(attention, {nn.Linear})
+    assert_close(narrow(x, y, y + 1)[0], attention(x, y, y + 1)[0], rtol=0, atol=0.1)
+
+
+def test_a_layer_in_the_place_of_the_projection_is_called():
+    """As an adapter is: its own `weight` is not all that it computes."""
+
+    class Doubled(nn.Linear):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    attention, x, y = WindowAttention(8, 2), torch.randn(3, 5, 8), torch.randn(3, 7, 8)
+    twin = copy.deepcopy(attention)
+    twin.in_proj.weight.data *= 2
+    doubled = Doubled(8, 72)
+    doubled.load_state_dict(attention.in_proj.state_dict())
+    attention.in_proj = doubled
+    assert_close(attention(x, y, y)[0], twin(x, y, y)[0])
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+@pytest.mark.usefixtures("unchecked")
+def test_nested_tensors_are_refused(layout):
+    x = torch.nested.nested_tensor([torch.randn(5, 8), torch.randn(3, 8)], layout=layout)
+    with pytest.raises(TypeError, match="query is a nested tensor; pass a padded one"):
+        WindowAttention(8, 2)(x, x, x)
+
+
 @pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.parametrize("swap_late", [False, True])
 @pytest.mark.parametrize("batch_first", [True, False])
@@ -334,7 +418,6 @@ def test_bad_settings_are_named(arguments, error, message):
     [
         ({"key_padding_mask": torch.zeros(3, 5).long()}, TypeError, "key_padding_mask is torch.int64"),
         ({"attn_mask": torch.zeros(5, 5).int()}, TypeError, "attn_mask is torch.int32"),
-        ({"attn_mask": torch.full((5, 5), 0.5)}, ValueError, "attn_mask holds 0.5"),
         ({"attn_mask": torch.zeros(4, 5)}, ValueError, "attn_mask has shape [4, 5], not [5, 5] or [6, 5, 5]"),
         ({"key_padding_mask": torch.zeros(5, 3).bool()}, ValueError, "has shape [5, 3], not [3, 5]"),
         (

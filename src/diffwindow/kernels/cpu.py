@@ -13,7 +13,7 @@ from diffwindow.kernels.operator import Call
 _STATISTICS = 6
 # The C++ `Problem`, eight bytes per field: the call, then ten tensors for backward.
 _BACKWARD_FIELDS = 4 * 10
-_LAYOUT = struct.Struct("=11q Qd 5q q" + "8qqd" * 4 + "8q 2q" + f"{_BACKWARD_FIELDS}q")
+_LAYOUT = struct.Struct("=11q Qd 5q 5q q" + "8qqd" * 4 + "8q 2q" + f"{_BACKWARD_FIELDS}q")
 
 
 def why_not() -> str | None:
@@ -46,13 +46,14 @@ def _strided(x: Tensor | None) -> list[int]:
 
 def _problem(call: Call, out: Tensor, rows: Tensor) -> list[int | float]:
     """List the fields of the C++ `Problem` in order, up to those of backward."""
-    q, mask, origin = call.q, call.attn_mask, call.segment_origin
+    q, origin = call.q, call.segment_origin
     fields: list[int | float] = [
         q.dtype == torch.bfloat16, call.q_local is not None, call.is_causal, call.exact, call.segment_size,
         q.shape[0], q.shape[1], q.shape[2], call.k.shape[2], call.v.shape[-1], torch.get_num_threads(),
         0 if call.seed is None else int(call.seed.item()), call.dropout_p,
     ]  # fmt: skip
-    fields += [0] * 5 if mask is None else [mask.data_ptr(), *mask.stride()]
+    for full in (call.attn_mask, call.attn_bias):
+        fields += [0] * 5 if full is None else [full.data_ptr(), *full.stride()]
     fields.append(0 if origin is None else origin.data_ptr())
     queries = (call.q, call.q_left, call.q_right, call.q_local)
     keys = (call.k, call.k_left, call.k_right, call.k_local)

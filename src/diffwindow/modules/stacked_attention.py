@@ -121,6 +121,10 @@ class StackedAttention(nn.Module):
 
     def _project_rows(self, x: Tensor, first: int, last: int) -> Tensor:
         """Apply the rows `first` to `last` of the stacked projection."""
+        # What has taken the layer's place, a quantized or an adapted one, may not compute with its weight.
+        if type(self.in_proj) is not nn.Linear:
+            projected: Tensor = self.in_proj(x)
+            return projected[..., first:last]
         bias = self.in_proj.bias
         return F.linear(x, self.in_proj.weight[first:last], None if bias is None else bias[first:last])
 

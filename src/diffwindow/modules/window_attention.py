@@ -9,9 +9,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from diffwindow import functional, ops
-from diffwindow.arguments import EXPECTATIONS, Expectation
+from diffwindow.arguments import EXPECTATIONS, Expectation, check_not_nested
 from diffwindow.modules.global_attention import plain_attention
-from diffwindow.modules.masks import first_visible_key, visible_keys
+from diffwindow.modules.masks import first_visible_key, hidden, read_masks
 from diffwindow.modules.stacked_attention import StackedAttention, check_heads
 from diffwindow.modules.view import EVERYTHING, View
 
@@ -108,23 +108,24 @@ class WindowAttention(StackedAttention):
     ) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."] | None]:
         """Attend; the arguments and results are those of `torch.nn.MultiheadAttention`.
 
-        As there, masks are True where a query may *not* look (or a float mask of 0 and -inf), and
-        `need_weights=False` is the fast way. The weights are those used, for a multiplicative window the
-        product with the window. `is_causal=True` needs no `attn_mask` beside it.
+        As there, masks are True where a query may *not* look, or floats that are added to the scores, of
+        which -inf hides; `need_weights=False` is faster. The weights are those used, for a multiplicative
+        window the product with the window. `is_causal=True` needs no `attn_mask` beside it.
         """
         batched = query.dim() == 3
         query, key, value = self._as_batches(query, key, value)
-        queries, keys = self._project(query, key, value)
-        view = self._view(query, key, key_padding_mask, attn_mask, is_causal=is_causal, batched=batched)
+        view, bias = self._view(query, key, key_padding_mask, attn_mask, is_causal=is_causal, batched=batched)
+        queries, keys = self._project(query, key, value, key_padding_mask)
         weights = None
         if need_weights:
             # a multiplicative window multiplies each weight, so dropout is the same before it or after
-            used = F.dropout(self.maps(queries, keys, view).weights, self._active_dropout())
-            output = self._merge_heads(functional.attend(used, self._key_heads(keys)[-1]))
+            used = F.dropout(self.maps(queries, keys, view, bias).weights, self._active_dropout())
+            v = self._key_heads(keys)[-1]
+            output = self._merge_heads(functional.attend(used, v, mask=_seen(query, key, view, bias)))
             weights = used.mean(1) if average_attn_weights else used
             weights = weights if batched else weights.squeeze(0)
         else:
-            output = self.attend(queries, keys, view)
+            output = self.attend(queries, keys, view, bias)
         if not batched:
             return output.squeeze(0), weights
         return (output if self.batch_first else output.transpose(0, 1)), weights
@@ -146,16 +147,17 @@ class WindowAttention(StackedAttention):
         """
         batched = query.dim() == 3
         query, key, _ = self._as_batches(query, key, key)
-        view = self._view(query, key, key_padding_mask, attn_mask, is_causal=is_causal, batched=batched)
-        return self.maps(*self._project(query, key, key), view)
+        view, bias = self._view(query, key, key_padding_mask, attn_mask, is_causal=is_causal, batched=batched)
+        return self.maps(*self._project(query, key, key, key_padding_mask), view, bias)
 
     def attend(
         self,
         queries: Float[Tensor, "b q queries"],
         keys: Float[Tensor, "b k keys"],
         view: View = EVERYTHING,
+        attn_bias: Float[Tensor, "..."] | None = None,
     ) -> Float[Tensor, "b q d"]:
-        """Attend with projected queries and keys, to what `view` shows."""
+        """Attend with projected queries and keys, to what `view` shows, with a bias as in `ops`."""
         q, q_left, q_right, *q_local = self._query_heads(queries)
         k, k_left, k_right, *k_local, v = self._key_heads(keys)
         operation = (
@@ -166,6 +168,7 @@ class WindowAttention(StackedAttention):
         heads = operation(
             ops.Boundaries(q_left, k_left, q_right, k_right),
             **view._asdict(),
+            attn_bias=attn_bias,
             segment_size=self.segment_size,
             expectation=self.expectation,
             dropout_p=self._active_dropout(),
@@ -173,7 +176,9 @@ class WindowAttention(StackedAttention):
         )
         if self.gate is not None:
             # dropout is drawn anew, apart from that of the windowed heads
-            plain = plain_attention(q, k, v, view, dropout_p=self._active_dropout())
+            seen = _seen(q, k, view, attn_bias)
+            k, v = (functional.zero_unseen_keys(x, seen) for x in (k, v))
+            plain = plain_attention(q, k, v, view, attn_bias, dropout_p=self._active_dropout())
             heads = mix_heads(plain, heads, self.gate)
         return self._merge_heads(heads)
 
@@ -182,6 +187,7 @@ class WindowAttention(StackedAttention):
         queries: Float[Tensor, "b q queries"],
         keys: Float[Tensor, "b k keys"],
         view: View = EVERYTHING,
+        attn_bias: Float[Tensor, "..."] | None = None,
     ) -> ops.WindowMaps:
         """Give what `attend` does with these arguments to each pair of query and key, without dropout."""
         q, q_left, q_right, *q_local = self._query_heads(queries)
@@ -192,12 +198,15 @@ class WindowAttention(StackedAttention):
             ops.Boundaries(q_left, k_left, q_right, k_right),
             (q_local[0], k_local[0]) if self.window == "additive" else None,
             **view._asdict(),
+            attn_bias=attn_bias,
             segment_size=self.segment_size,
             expectation=self.expectation,
         )
         if self.gate is None:
             return maps
-        plain = functional.masked_softmax(functional.scores(q, k), view.visible(q, k))
+        seen = _seen(q, k, view, attn_bias)
+        score = functional.scores(q, k, mask=seen)
+        plain = functional.masked_softmax(score if attn_bias is None else score + attn_bias, seen)
         return maps._replace(weights=mix_heads(plain, maps.weights, self.gate))
 
     @property
@@ -218,6 +227,7 @@ class WindowAttention(StackedAttention):
         """Check the shapes and give all three as `[b n d]`, keeping which of them are one tensor."""
         layout = "[batch, length, embed_dim]" if self.batch_first else "[length, batch, embed_dim]"
         for name, x in (("query", query), ("key", key), ("value", value)):
+            check_not_nested(name, x)
             if x.dim() not in (2, 3) or x.dim() != query.dim() or x.shape[-1] != self.embed_dim:
                 raise ValueError(
                     f"{name} has shape {list(x.shape)}, not {layout} with embed_dim={self.embed_dim} "
@@ -248,17 +258,24 @@ class WindowAttention(StackedAttention):
         *,
         is_causal: bool,
         batched: bool,
-    ) -> View:
-        """Read the call's masks: which keys are visible, and where the segments start."""
+    ) -> tuple[View, Tensor | None]:
+        """Read the call's masks: which keys are visible, where the segments start, and the scores' bias."""
         if key_padding_mask is not None and not batched:
             key_padding_mask = key_padding_mask.unsqueeze(0)
         shape = (query.shape[0], self.num_heads, query.shape[1], key.shape[1])
-        visible = visible_keys(key_padding_mask, attn_mask, shape)
-        return View(visible, is_causal, first_visible_key(key_padding_mask))
+        visible, bias = read_masks(key_padding_mask, attn_mask, shape)
+        return View(visible, is_causal, first_visible_key(key_padding_mask)), bias
 
-    def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    def _project(
+        self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         if query is key and key is value:
             return self.project_self(query)
+        if key_padding_mask is not None:
+            # NaN in padding would pass into the gradient of the projection
+            padding = hidden(key_padding_mask)[..., None]
+            cleared = key.masked_fill(padding, 0.0)
+            key, value = cleared, cleared if value is key else value.masked_fill(padding, 0.0)
         return self.project_queries(query), self.project_keys(key, value)
 
 
@@ -273,6 +290,11 @@ def mix_heads(
     tensor([1.0000, 0.7500])
     """
     return torch.lerp(plain, windowed, gate.to(plain.dtype)[:, None, None])
+
+
+def _seen(q: Tensor, k: Tensor, view: View, attn_bias: Tensor | None) -> Tensor | None:
+    """Join what `view` and the bias hide."""
+    return ops.visible_mask(q, k, attn_mask=view.attn_mask, attn_bias=attn_bias, is_causal=view.is_causal)
 
 
 def _check_boundary_dim(boundary_dim: int, head_dim: int) -> None:

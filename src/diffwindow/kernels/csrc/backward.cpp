@@ -64,6 +64,7 @@ struct Workspace {
   float* copy[kMaxPairs + 1];
   Panels pointer[kSides], slope[kSides];      // e^(score − max), and φ dφ short of the row's total: whole rows
   Panels score, local, grad;                  // a tile
+  float* bias;                                // a panel of a tile
   int8_t* visible;
   int64_t bytes;
 
@@ -75,18 +76,19 @@ struct Workspace {
       rows[i] = arena.floats(queries_in_block * padded(width));
       queries[i] = arena.floats(queries_in_block * width);
       grad_queries[i] = arena.floats(queries_in_block * width);
-      copy[i] = needs_copy(p, p.pair[i].k, width) ? arena.floats(p.keys * width) : nullptr;
+      copy[i] = take_copy(arena, p, width, !needs_copy(p, p.pair[i].k, width));
     }
     grad_rows = arena.floats(queries_in_block * padded(p.value_width));
     grad_panels = arena.floats(queries_in_block * p.value_width);
     out_panel = arena.floats(kPanel * p.value_width);
-    copy[kMaxPairs] = needs_copy(p, p.v, p.value_width) ? arena.floats(p.keys * p.value_width) : nullptr;
+    copy[kMaxPairs] = take_copy(arena, p, p.value_width, !needs_copy(p, p.v, p.value_width));
     for (int side = 0; side < kSides; ++side) {
       pointer[side] = take_panels(arena, p.keys);
       slope[side] = take_panels(arena, p.keys);
     }
     for (Panels* x : {&score, &local, &grad}) *x = take_panels(arena, Grid::capacity(p));
-    visible = arena.take<int8_t>(p.mask.data || p.is_causal ? kMaxPanels * kPanel * p.keys : 0);
+    bias = arena.floats(p.bias.data ? Grid::capacity(p) * kPanel : 0);
+    visible = arena.take<int8_t>(p.hides() || p.is_causal ? kMaxPanels * kPanel * p.keys : 0);
     bytes = arena.used();
   }
   static Panels take_panels(Arena& arena, int64_t keys) {
@@ -205,19 +207,20 @@ class Backward {
  public:
   Backward(const Problem& p, const Head& head, Workspace& w, Gradients& sums)
       : p_(p), head_(head), grid_(p, head.b), w_(w), sums_(sums), dropout_(p) {
-    for (int64_t i = 0; i < p.pairs(); ++i)
-      keys_[i] = head_matrix(p, p.pair[i].k, head.b, head.h, head.keys, p.pair[i].width, w.copy[i]);
-    values_ = head_matrix(p, p.v, head.b, head.h, head.keys, p.value_width, w.copy[kMaxPairs]);
+    for (int64_t i = 0; i < p.pairs(); ++i) keys_[i] = matrix(p.pair[i].k, p.pair[i].width, w.copy[i]);
+    values_ = matrix(p.v, p.value_width, w.copy[kMaxPairs]);
   }
 
   void run(const Block& block) {
+    bool blind[kMaxPanels * kPanel];
+    for (int64_t i = 0; i < block.rows; ++i) blind[i] = p_.row(head_.b, head_.h, block.query + i)[1] == 0.f;
     for (int64_t i = 0; i < p_.pairs(); ++i) {
       const Pair& pair = p_.pair[i];
-      load_queries(p_, pair.q, head_.b, head_.h, block.query, block.rows, pair.width, float(pair.scale), w_.rows[i],
-                   padded(pair.width), w_.queries[i]);
+      load_queries(p_, pair.q, head_.b, head_.h, block.query, block.rows, pair.width, float(pair.scale), blind,
+                   w_.rows[i], padded(pair.width), w_.queries[i]);
       std::memset(w_.grad_queries[i], 0, sizeof(float) * block.panels * kPanel * pair.width);
     }
-    load_queries(p_, p_.grad_out, head_.b, head_.h, block.query, block.rows, p_.value_width, 1.f, w_.grad_rows,
+    load_queries(p_, p_.grad_out, head_.b, head_.h, block.query, block.rows, p_.value_width, 1.f, blind, w_.grad_rows,
                  padded(p_.value_width), w_.grad_panels);
     if (w_.visible) read_mask(p_, head_, block, w_.visible);
     for (int64_t i = 0; i < block.panels; ++i) start(block, i);
@@ -231,6 +234,10 @@ class Backward {
   }
 
  private:
+  Matrix matrix(const Tensor& t, int64_t width, float* copy) const {
+    return head_matrix(p_, head_, t, width, !needs_copy(p_, t, width), copy);
+  }
+
   void start(const Block& block, int64_t i) {
     Panel& panel = panels_[i];
     std::memset(&panel, 0, sizeof(Panel));
@@ -272,6 +279,7 @@ class Backward {
       if (end <= first) continue;
       const PanelTile x{panel(w_.pointer[0], i), panel(w_.pointer[1], i), panel(w_.slope[0], i), panel(w_.slope[1], i),
                         panel(w_.score, i), panel(w_.local, i), panel(w_.grad, i)};
+      add_bias(p_, head_, block, i, first, end, w_.bias, x.score);
       hide(p_, block, i, w_.visible, first, end, 0, x.left);
       hide(p_, block, i, w_.visible, first, end, 0, x.right);
       hide(p_, block, i, w_.visible, first, end, first, x.score);

@@ -1,5 +1,8 @@
 // A block of queries: its panels, what each of them may see, and the products with a tile of keys.
 #pragma once
+#include <cmath>
+#include <vector>
+
 #include "gemm.h"
 #include "pack.h"
 
@@ -13,17 +16,52 @@ struct Head {
   int64_t keys;         // those after the last visible one do not exist
   int64_t first_masked;  // the mask is to be read from this key on
   const uint8_t* mask = nullptr;
+  const float* bias = nullptr;
+  std::vector<uint8_t> seen;    // by any query, where something is hidden
+  std::vector<int64_t> unseen;  // keys before the last visible one that no query sees
 
   Head(const Problem& p, int64_t b, int64_t h) : b(b), h(h), keys(p.keys), first_masked(p.keys) {
-    if (!p.mask.data) return;
-    mask = p.mask.data + b * p.mask.batch + h * p.mask.head;
-    first_masked = 0;
-    if (p.mask.query != 0) return;
-    // One row for all queries, as padding is: cut the end off, and read the mask only where something is hidden.
-    while (keys > 0 && !mask[(keys - 1) * p.mask.key]) --keys;
-    while (first_masked < keys && mask[first_masked * p.mask.key]) ++first_masked;
+    if (!p.hides()) return;
+    if (p.mask.data) mask = p.mask.data + b * p.mask.batch + h * p.mask.head;
+    if (p.bias.data) bias = p.bias.data + b * p.bias.batch + h * p.bias.head;
+    const bool one_row = (!mask || p.mask.query == 0) && (!bias || p.bias.query == 0);
+    seen.assign(keys, 0);
+    // From the last query on, which sees everything in many masks.
+    for (int64_t query = one_row ? std::min<int64_t>(p.queries, 1) : p.queries; query-- > 0;) {
+      const int64_t end = p.is_causal && !one_row ? std::min(keys, query + 1) : keys;
+      for (int64_t key = 0; key < end; ++key) seen[key] |= sees(p, query, key);
+      if (!std::memchr(seen.data(), 0, keys)) break;
+    }
+    while (keys > 0 && !seen[keys - 1]) --keys;
+    for (int64_t key = 0; key < keys; ++key)
+      if (!seen[key]) unseen.push_back(key);
+    // One row for all queries, as padding is: read the mask only where something is hidden.
+    first_masked = !one_row ? 0 : unseen.empty() ? keys : unseen[0];
+  }
+  bool sees(const Problem& p, int64_t query, int64_t key) const {
+    return (!mask || mask[query * p.mask.query + key * p.mask.key]) &&
+           (!bias || bias[query * p.bias.query + key * p.bias.key] != kHidden);
   }
 };
+
+// A head's keys or values. Rows that no query sees are zeros, or finite: they are multiplied by weights of 0.
+inline Matrix head_matrix(const Problem& p, const Head& head, const Tensor& t, int64_t width, bool in_place,
+                          float* copy) {
+  const auto finite = [&](int64_t key) {
+    const float* row = row_of<float>(t, head.b, head.h, key);
+    return std::all_of(row, row + width, [](float x) { return std::isfinite(x); });
+  };
+  if (in_place && std::all_of(head.unseen.begin(), head.unseen.end(), finite))
+    return {row_of<float>(t, head.b, head.h, 0), t.row};
+  const Matrix matrix = copy_head(p, t, head.b, head.h, head.keys, width, copy);
+  for (int64_t key : head.unseen) std::memset(copy + key * width, 0, sizeof(float) * width);
+  return matrix;
+}
+
+// Memory for the copy that `head_matrix` may make.
+inline float* take_copy(Arena& arena, const Problem& p, int64_t width, bool in_place) {
+  return in_place && !p.hides() ? nullptr : arena.floats(p.keys * width);
+}
 
 struct Block {
   int64_t query, rows, panels;
@@ -51,10 +89,9 @@ inline void read_mask(const Problem& p, const Head& head, const Block& block, in
     int8_t* out = visible + panel * p.keys * kPanel;
     for (int64_t lane = 0; lane < kPanel; ++lane) {
       const int64_t query = std::min(block.query + panel * kPanel + lane, p.queries - 1);
-      const uint8_t* mask = head.mask ? head.mask + query * p.mask.query : nullptr;
       const int64_t causal_end = p.is_causal ? query + 1 : block.limit[panel];
       for (int64_t key = block.first_masked[panel]; key < block.limit[panel]; ++key)
-        out[key * kPanel + lane] = key < causal_end && (!mask || mask[key * p.mask.key]) ? -1 : 0;
+        out[key * kPanel + lane] = key < causal_end && head.sees(p, query, key) ? -1 : 0;
     }
   }
 }
@@ -72,6 +109,21 @@ inline void hide(const Problem& p, const Block& block, int64_t panel, const int8
       store(at, seen ? load(at) : splat(kHidden));
     }
   }
+}
+
+// Add a panel's bias of keys [first, end) to scores that start at key `first`; `panel` is memory for as many.
+inline void add_bias(const Problem& p, const Head& head, const Block& block, int64_t i, int64_t first, int64_t end,
+                     float* panel, float* x) {
+  if (!head.bias) return;
+  const int64_t query = block.query + i * kPanel, rows = block.rows_of(i), keys = end - first;
+  const float* from = head.bias + query * p.bias.query + first * p.bias.key;
+  if (p.bias.key == 1)
+    to_panel(from, p.bias.query, rows, keys, panel);
+  else
+    for (int64_t key = 0; key < keys; ++key)
+      for (int64_t lane = 0; lane < kPanel; ++lane)
+        panel[key * kPanel + lane] = lane < rows ? from[lane * p.bias.query + key * p.bias.key] : 0.f;
+  for (int64_t at = 0; at < keys * kPanel; at += kLanes) store(x + at, load(x + at) + load(panel + at));
 }
 
 // Panels [key][16] of a tile, or of a whole row of tiles, with `step` floats from one panel to the next.

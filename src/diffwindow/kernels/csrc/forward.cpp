@@ -7,7 +7,7 @@
 namespace dw {
 namespace {
 
-constexpr float kLowest = -1e30f;  // stands for "nothing seen yet": finite, so that differences are
+constexpr float kLowest = -__FLT_MAX__;  // stands for "nothing seen yet": finite, so that differences are
 
 struct Running {  // softmax statistics of sixteen rows
   alignas(64) float max[kPanel], sum[kPanel];
@@ -32,6 +32,7 @@ struct Workspace {
   Panels score, local;  // a tile
   float* tile_max;      // [tile][panel][2][16]: the maximum that a tile's pointers were taken from
   float* out;           // [panel][width][16]
+  float* bias;          // a panel of a tile
   int8_t* visible;
   int64_t bytes;
 
@@ -42,22 +43,23 @@ struct Workspace {
     natural = arena.floats(kMaxPanels * kPanel * widest);
     for (int64_t i = 0; i < p.pairs(); ++i) {
       queries[i] = arena.floats(kMaxPanels * kPanel * p.pair[i].width);
-      // Keys that a single block of queries meets are read once, so a copy of far-apart rows would not pay.
-      const bool once = !p.is_bf16 && p.queries <= kMaxPanels * kPanel;
-      copy[i] = once ? nullptr : take_copy(arena, p, p.pair[i].k, p.pair[i].width);
+      copy[i] = keys_in_place(p, i) ? nullptr : arena.floats(p.keys * p.pair[i].width);
     }
-    copy[kMaxPairs] = take_copy(arena, p, p.v, p.value_width);
+    copy[kMaxPairs] = take_copy(arena, p, p.value_width, !needs_copy(p, p.v, p.value_width));
     for (Panels& x : pointer) x = take_panels(arena, p.keys);
     score = take_panels(arena, Grid::capacity(p));
     local = take_panels(arena, Grid::capacity(p));
     // A tile of whole segments may be little more than half full.
     tile_max = arena.floats((p.keys / (kTile / 2) + 3) * kMaxPanels * 2 * kPanel);
     out = arena.floats(kMaxPanels * kPanel * p.value_width);
-    visible = arena.take<int8_t>(p.mask.data || p.is_causal ? kMaxPanels * kPanel * p.keys : 0);
+    bias = arena.floats(p.bias.data ? Grid::capacity(p) * kPanel : 0);
+    visible = arena.take<int8_t>(p.hides() || p.is_causal ? kMaxPanels * kPanel * p.keys : 0);
     bytes = arena.used();
   }
-  static float* take_copy(Arena& arena, const Problem& p, const Tensor& t, int64_t width) {
-    return needs_copy(p, t, width) ? arena.floats(p.keys * width) : nullptr;
+  // Keys that a single block of queries meets are read once, so a copy of far-apart rows would not pay.
+  static bool keys_in_place(const Problem& p, int64_t i) {
+    const bool once = !p.is_bf16 && p.queries <= kMaxPanels * kPanel;
+    return once || !needs_copy(p, p.pair[i].k, p.pair[i].width);
   }
   static Panels take_panels(Arena& arena, int64_t keys) {
     return {arena.floats(kMaxPanels * keys * kPanel), keys * kPanel};
@@ -164,16 +166,20 @@ template <bool Additive, bool Segment>
 class Forward {
  public:
   Forward(const Problem& p, const Head& head, Workspace& w) : p_(p), head_(head), grid_(p, head.b), w_(w), dropout_(p) {
-    for (int64_t i = 0; i < p.pairs(); ++i)
-      keys_[i] = head_matrix(p, p.pair[i].k, head.b, head.h, head.keys, p.pair[i].width, w.copy[i]);
-    values_ = head_matrix(p, p.v, head.b, head.h, head.keys, p.value_width, w.copy[kMaxPairs]);
+    for (int64_t i = 0; i < p.pairs(); ++i) {
+      // Scores of hidden keys are overwritten, so that it does not matter what their rows hold.
+      const Tensor& k = p.pair[i].k;
+      keys_[i] = w.copy[i] ? copy_head(p, k, head.b, head.h, head.keys, p.pair[i].width, w.copy[i])
+                           : Matrix{row_of<float>(k, head.b, head.h, 0), k.row};
+    }
+    values_ = head_matrix(p, head, p.v, p.value_width, !needs_copy(p, p.v, p.value_width), w.copy[kMaxPairs]);
   }
 
   void run(const Block& block) {
     for (int64_t i = 0; i < p_.pairs(); ++i) {
       const Pair& pair = p_.pair[i];
-      load_queries(p_, pair.q, head_.b, head_.h, block.query, block.rows, pair.width, float(pair.scale), w_.natural,
-                   pair.width, w_.queries[i]);
+      load_queries(p_, pair.q, head_.b, head_.h, block.query, block.rows, pair.width, float(pair.scale), nullptr,
+                   w_.natural, pair.width, w_.queries[i]);
     }
     if (w_.visible) read_mask(p_, head_, block, w_.visible);
     for (int64_t i = 0; i < block.panels; ++i) start(panels_[i]);
@@ -228,6 +234,7 @@ class Forward {
       const int64_t end = block.end(i, tile.last);
       if (end <= tile.first) continue;
       float *score = w_.score.data + i * w_.score.step, *local = w_.local.data + i * w_.local.step;
+      add_bias(p_, head_, block, i, tile.first, end, w_.bias, score);
       build_window<Additive, Segment>(grid_, tile, end, p_.is_exact, panels_[i], tile_max(tile, i),
                                       w_.pointer[0].data + i * w_.pointer[0].step,
                                       w_.pointer[1].data + i * w_.pointer[1].step, score, local);

@@ -66,9 +66,8 @@ struct Matrix {
   int64_t stride;
 };
 
-inline Matrix head_matrix(const Problem& p, const Tensor& t, int64_t b, int64_t h, int64_t rows, int64_t width,
-                          float* copy) {
-  if (!copy) return {row_of<float>(t, b, h, 0), t.row};
+inline Matrix copy_head(const Problem& p, const Tensor& t, int64_t b, int64_t h, int64_t rows, int64_t width,
+                        float* copy) {
   if (p.is_bf16)
     copy_rows(row_of<bfloat16>(t, b, h, 0), t.row, rows, width, copy, width, 1.f);
   else
@@ -79,13 +78,16 @@ inline Matrix head_matrix(const Problem& p, const Tensor& t, int64_t b, int64_t 
 // Rows far apart would fight for the same cache sets and a page each, so only dense ones are used in place.
 DW_INLINE bool needs_copy(const Problem& p, const Tensor& t, int64_t width) { return p.is_bf16 || t.row != width; }
 
-// Queries [query, query + rows) times `scale`: rows, zero-padded to `stride`, and their panels.
+// Queries [query, query + rows) times `scale`: rows, zero-padded to `stride`, and their panels. Those that see no key
+// are zeros, for a product with a weight of 0 would keep their NaN; `blind` may be null.
 inline void load_queries(const Problem& p, const Tensor& t, int64_t b, int64_t h, int64_t query, int64_t rows,
-                         int64_t width, float scale, float* natural, int64_t stride, float* panels) {
+                         int64_t width, float scale, const bool* blind, float* natural, int64_t stride, float* panels) {
   if (p.is_bf16)
     copy_rows(row_of<bfloat16>(t, b, h, query), t.row, rows, width, natural, stride, scale);
   else
     copy_rows(row_of<float>(t, b, h, query), t.row, rows, width, natural, stride, scale);
+  for (int64_t i = 0; blind && i < rows; ++i)
+    if (blind[i]) std::memset(natural + i * stride, 0, sizeof(float) * stride);
   const int64_t padded = round_up(rows, kPanel);
   std::memset(natural + rows * stride, 0, sizeof(float) * (padded - rows) * stride);
   for (int64_t i = 0; i < rows; i += kPanel)

@@ -15,6 +15,10 @@ struct Mask {  // bool [batch head query key], any strides; true where a query m
   const uint8_t* data;
   int64_t batch, head, query, key;
 };
+struct Bias {  // fp32 [batch head query key], any strides; added to the scores, and -inf hides
+  const float* data;
+  int64_t batch, head, query, key;
+};
 struct Pair {  // queries and keys whose product is a kind of score
   Tensor q, k;
   int64_t width;
@@ -32,6 +36,7 @@ struct Problem {
   uint64_t seed;
   double dropout;
   Mask mask;
+  Bias bias;
   const int64_t* segment_origin;
   Pair pair[kMaxPairs];
   Tensor v, out;
@@ -42,6 +47,7 @@ struct Problem {
   Tensor grad_q[kMaxPairs], grad_k[kMaxPairs], grad_v;
 
   int64_t pairs() const { return is_additive ? 4 : 3; }
+  bool hides() const { return mask.data || bias.data; }
   float* row(int64_t b, int64_t h, int64_t query) const {
     return rows + ((b * heads + h) * queries + query) * row_width;
   }
