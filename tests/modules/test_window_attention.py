@@ -74,7 +74,7 @@ def test_a_gate_moves_each_head_between_plain_attention_and_its_window():
     # 1 + g(M - 1) at g = 1/4, where the plain weights are those of the window divided by M
     plain = windowed.weights[:, 0] / windowed.window[:, 0].clamp(min=1e-30)
     assert_close(maps.weights[:, 0], plain * (0.75 + 0.25 * windowed.window[:, 0]))
-    call = {"key_padding_mask": hidden, "is_causal": True}
+    call = {"key_padding_mask": hidden, "is_causal": True, "attn_mask": torch.randn(5, 5)}
     assert_close(
         attention(x, x, x, need_weights=False, **call)[0], attention(x, x, x, need_weights=True, **call)[0]
     )
@@ -283,9 +283,11 @@ def test_float_masks_are_added_to_the_scores(window, need_weights):
 
 @pytest.mark.parametrize("left", [False, True])
 @pytest.mark.parametrize("need_weights", [False, True])
-def test_nan_in_padding_stays_there(need_weights, left):
+@pytest.mark.parametrize("gate", [False, True])
+def test_nan_in_padding_stays_there(need_weights, left, gate):
     """Real rows are as before, in self-attention; across, so are the gradients of all parameters."""
-    attention, x = WindowAttention(8, 2, segment_size=2), torch.randn(3, 7, 8)
+    attention = gated([0.25, 1.0]) if gate else WindowAttention(8, 2, segment_size=2)
+    x = torch.randn(3, 7, 8)
     pad = padding([7, 4, 5], 7, left=left)
     dirty = x.masked_fill(pad[..., None], float("nan"))
     clean = x.masked_fill(pad[..., None], 0.0)

@@ -121,7 +121,8 @@ class WindowAttention(StackedAttention):
             # a multiplicative window multiplies each weight, so dropout is the same before it or after
             used = F.dropout(self.maps(queries, keys, view, bias).weights, self._active_dropout())
             v = self._key_heads(keys)[-1]
-            output = self._merge_heads(functional.attend(used, v, mask=_seen(query, key, view, bias)))
+            seen = _seen(self._query_heads(queries)[0], v, view, bias)
+            output = self._merge_heads(functional.attend(used, v, mask=seen))
             weights = used.mean(1) if average_attn_weights else used
             weights = weights if batched else weights.squeeze(0)
         else:
@@ -178,7 +179,8 @@ class WindowAttention(StackedAttention):
             # dropout is drawn anew, apart from that of the windowed heads
             seen = _seen(q, k, view, attn_bias)
             k, v = (functional.zero_unseen_keys(x, seen) for x in (k, v))
-            plain = plain_attention(q, k, v, view, attn_bias, dropout_p=self._active_dropout())
+            bias = None if attn_bias is None else attn_bias.to(q.dtype)
+            plain = plain_attention(q, k, v, view, bias, dropout_p=self._active_dropout())
             heads = mix_heads(plain, heads, self.gate)
         return self._merge_heads(heads)
 
