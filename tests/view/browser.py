@@ -40,10 +40,10 @@ def launched():
 
 
 def axe_script():
-    """Return the text of axe-core, which `npm install` puts into node_modules."""
-    path = Path(__file__).parents[2] / "node_modules/axe-core/axe.min.js"
+    """Return the text of axe-core, which `npm install` in this folder brings."""
+    path = Path(__file__).parent / "node_modules/axe-core/axe.min.js"
     if not path.is_file():
-        missing("axe-core (npm install)")
+        missing("axe-core (`npm install --prefix tests/view`)")
     return path.read_text(encoding="utf-8")
 
 
