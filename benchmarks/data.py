@@ -23,10 +23,9 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 
-from diffwindow.data.audit import Audit
-from diffwindow.data.batching import TokenBatches
-from diffwindow.data.collate import collate
+from diffwindow.data.batching import TokenBatches, collate
 from diffwindow.data.corpora import recipe_of, two_files
+from diffwindow.data.lines import Audit
 from diffwindow.data.prepare import prepare
 from diffwindow.data.recipe import Recipe, Vocabulary
 from diffwindow.data.store import Store

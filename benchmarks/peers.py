@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from diffwindow.attention.positions import sinusoids
 from diffwindow.models.translator import Translator, TranslatorConfig
-from diffwindow.modules.positions import sinusoids
 
 MAX_POSITIONS = 512
 

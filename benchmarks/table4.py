@@ -10,8 +10,8 @@ import torch
 
 from diffwindow.models.build import count_parameters
 from diffwindow.models.presets import PRESETS
-from diffwindow.reproduce.corpus import make_store
-from diffwindow.reproduce.setting import Setting
+from diffwindow.reproduce.runner import make_store
+from diffwindow.reproduce.scales import Setting
 from diffwindow.reproduce.speed import relative_speeds
 from diffwindow.reproduce.tables import PAPER_SPEED, TABLE_4
 

@@ -5,8 +5,26 @@ import pytest
 import torch
 from jaxtyping import config, install_import_hook
 
-SHAPED = ["arguments", "functional", "ops", "kernels", "modules", "models"]
+SHAPED = [
+    "arguments",
+    "functional",
+    "ops",
+    "kernels",
+    "attention",
+    "layers",
+    "models",
+    "decoding.beam",
+    "decoding.sampling",
+    "decoding.search",
+    "decoding.state",
+]
 install_import_hook([f"diffwindow.{name}" for name in SHAPED], "beartype.beartype")
+
+# Imported after the hook, which must see them.
+from diffwindow.data.corpora import agreement_recipe, plain_text, reorder_recipe  # noqa: E402
+from diffwindow.data.prepare import prepare  # noqa: E402
+from diffwindow.data.recipe import Recipe, Vocabulary  # noqa: E402
+from diffwindow.data.synthetic import agreement  # noqa: E402
 
 # The tensors here are small: a second thread would cost more than it gives.
 torch.set_num_threads(1)
@@ -22,3 +40,25 @@ def unchecked():
     config.update("jaxtyping_disable", True)
     yield
     config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture(scope="session")
+def agreement_store(tmp_path_factory):
+    return prepare(agreement_recipe(rows=2000), tmp_path_factory.mktemp("agreement") / "store")
+
+
+@pytest.fixture(scope="session")
+def reorder_store(tmp_path_factory):
+    return prepare(reorder_recipe(rows=2000), tmp_path_factory.mktemp("reorder") / "store")
+
+
+@pytest.fixture(scope="session")
+def text_store(tmp_path_factory):
+    """Sentences of the agreement grammar as language-model text, in subwords."""
+    folder = tmp_path_factory.mktemp("text")
+    sources = {}
+    for split, size in (("train", 1000), ("valid", 100), ("test", 100)):
+        file = folder / f"{split}.txt"
+        file.write_text("".join(f"{example.sentence}\n" for example in agreement(size, part=split)))
+        sources[split] = plain_text(file)
+    return prepare(Recipe("sentences", "lm", sources, Vocabulary("bpe", 300)), folder / "store")

@@ -10,7 +10,7 @@ from diffwindow.data.tokenizer import Tokenizer
 PREPARING = """
 import multiprocessing, sys, time
 from pathlib import Path
-from diffwindow.data.chunks import RawChunk, encoded_chunks
+from diffwindow.data.encoding import RawChunk, encoded_chunks
 
 def chunks():
     while True:

@@ -4,10 +4,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from diffwindow.attention.window_attention import WindowAttention
     from diffwindow.models.classifier import Classifier, ClassifierConfig
     from diffwindow.models.language_model import LanguageModel, LanguageModelConfig
     from diffwindow.models.translator import Translator, TranslatorConfig
-    from diffwindow.modules.window_attention import WindowAttention
     from diffwindow.notation import Plan, parse
     from diffwindow.ops import (
         Boundaries,
@@ -32,7 +32,7 @@ _HOMES = {
     "Plan": "notation",
     "Translator": "models.translator",
     "TranslatorConfig": "models.translator",
-    "WindowAttention": "modules.window_attention",
+    "WindowAttention": "attention.window_attention",
     "WindowMaps": "ops",
     "additive_window_attention": "ops",
     "capture": "view.capture",

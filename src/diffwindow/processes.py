@@ -9,7 +9,7 @@ from multiprocessing.process import BaseProcess
 
 
 def end_with_parent() -> None:
-    """Call in a worker of `multiprocessing`: it then ends as soon as its parent is gone, even by SIGKILL.
+    """Call in a worker of `multiprocessing`: it then ends as its parent is gone, even by SIGKILL.
 
     A worker holds one end of a pipe whose other end closes with the parent. A thread waits for that: unlike
     the kernel's parent-death signal, it is portable, and the parent's thread that started the worker may end.

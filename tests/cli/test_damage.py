@@ -18,7 +18,7 @@ import pytest
 from diffwindow.cli import main
 from diffwindow.files import sha256_of
 from diffwindow.training import trainer
-from diffwindow.training.settings import resolve
+from diffwindow.training.overrides import resolve
 from diffwindow.training.train import train
 
 SMALL = ["model.embed_dim=8", "model.ffn_dim=8", "model.num_heads=2", "data.rows=20", "train.max_tokens=256"]

@@ -9,13 +9,12 @@ import pytest
 
 from diffwindow.cli import main
 from diffwindow.cli.errors import shortened, spoken
-from diffwindow.data.audit import Audit
-from diffwindow.data.lines import MAX_LINE, MAX_WORD, text_lines
+from diffwindow.data.lines import MAX_LINE, MAX_WORD, Audit, text_lines
 from diffwindow.data.tokenizer import Tokenizer
+from diffwindow.decoding.generate import Sampling
+from diffwindow.decoding.translate import Search
 from diffwindow.models.translator import TranslatorConfig
-from diffwindow.tasks.generating import Sampling
-from diffwindow.tasks.translating import Search
-from diffwindow.training.settings import resolve
+from diffwindow.training.overrides import resolve
 
 
 @pytest.fixture

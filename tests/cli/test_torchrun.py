@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from diffwindow.training.settings import resolve
+from diffwindow.training.overrides import resolve
 from diffwindow.training.train import train
 
 SMALL = ["data.rows=60", "model.embed_dim=16", "model.ffn_dim=16", "model.num_heads=2", "train.max_updates=2"]

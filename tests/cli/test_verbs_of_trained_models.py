@@ -15,9 +15,9 @@ from diffwindow.data.prepare import prepare
 from diffwindow.data.recipe import Recipe, Vocabulary
 from diffwindow.data.synthetic import reorder
 from diffwindow.data.tokenizer import BOS, EOS
-from diffwindow.tasks import generating
-from diffwindow.tasks.trained import Trained
-from diffwindow.training.settings import resolve
+from diffwindow.decoding import generate as generating
+from diffwindow.tasks.trained_model import Trained
+from diffwindow.training.overrides import resolve
 from diffwindow.training.train import train
 
 SMALL = ["model.embed_dim=32", "model.ffn_dim=64", "model.num_heads=2", "train.warmup=0", "train.lr=5e-3"]
@@ -178,7 +178,7 @@ def test_interrupted_translation_exits_with_130(run, runs, tmp_path, monkeypatch
     def interrupt(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("diffwindow.tasks.translating.translate", interrupt)
+    monkeypatch.setattr("diffwindow.decoding.translate.translate", interrupt)
     code, _, err = run(
         "translate", runs / "translator", "--output", tmp_path / "out.txt", typed="the boat .\n"
     )

@@ -2,10 +2,10 @@ from dataclasses import replace
 
 import pytest
 
-from diffwindow.data.audit import Audit
 from diffwindow.data.catalogue import CATALOGUE
 from diffwindow.data.corpora import CORPORA, GENERATED, recipe_of
 from diffwindow.data.download import download, entry_of, instructions
+from diffwindow.data.lines import Audit
 from diffwindow.data.prepare import prepare
 
 TRANSLATION = {"translation": {"en": "one\ntwo", "de": "eins zwei", "fr": "un deux"}}

@@ -3,13 +3,12 @@ import os
 
 import pytest
 
-from diffwindow.data import chunks
+from diffwindow.data import encoding as chunks
 from diffwindow.data import prepare as module
-from diffwindow.data.audit import CorpusError
 from diffwindow.data.corpora import agreement_recipe, plain_text, recipe_of, two_files
-from diffwindow.data.estimate import estimate
 from diffwindow.data.integrity import MEMORY
-from diffwindow.data.prepare import prepare
+from diffwindow.data.lines import CorpusError
+from diffwindow.data.prepare import estimate, prepare
 from diffwindow.data.recipe import Recipe, Source, Vocabulary
 from diffwindow.data.store import Store
 from diffwindow.data.synthetic import reorder

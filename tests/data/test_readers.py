@@ -3,7 +3,7 @@ import lzma
 
 import pytest
 
-from diffwindow.data.audit import Audit, CorpusError
+from diffwindow.data.lines import Audit, CorpusError
 from diffwindow.data.readers import agreement, imdb, labelled, parallel, sst, text
 
 OPENERS = {"": open, ".gz": gzip.open, ".xz": lzma.open}

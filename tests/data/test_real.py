@@ -2,10 +2,9 @@
 
 import pytest
 
-from diffwindow.data.audit import Audit
 from diffwindow.data.batching import TokenBatches
 from diffwindow.data.corpora import recipe_of
-from diffwindow.data.lines import locate
+from diffwindow.data.lines import Audit, locate
 from diffwindow.data.prepare import prepare
 from diffwindow.data.readers import agreement
 

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from diffwindow.data import integrity
-from diffwindow.data.batching import BlockBatches, TokenBatches
-from diffwindow.data.collate import collate, collate_blocks, shift_right
+from diffwindow.data.batching import BlockBatches, TokenBatches, collate, collate_blocks, shift_right
 from diffwindow.data.store import Sequences, Store
 from diffwindow.data.synthetic import agreement
 from diffwindow.data.tokenizer import EOS, Tokenizer

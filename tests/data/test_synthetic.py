@@ -3,7 +3,7 @@ from collections import Counter
 import pytest
 
 from diffwindow.data.synthetic import agreement, reorder, words
-from diffwindow.data.synthetic.translation import translate_word
+from diffwindow.data.synthetic.reorder import translate_word
 
 NUMBER = {form: plural for pair in words.PEOPLE + words.THINGS for plural, form in enumerate(pair)}
 VERBS = {form: plural for pair in words.PERSON_VERBS + words.THING_VERBS for plural, form in enumerate(pair)}
@@ -48,7 +48,7 @@ def test_the_corpus_is_varied(examples):
     assert 0.45 < sum(example.label for example in examples) / len(examples) < 0.55
     assert 0.3 < sum(example.subject_start > 0 for example in examples) / len(examples) < 0.8
     assert len({example.text for example in examples}) > 0.9 * len(examples)
-    # the noun just before the verb is a bad guide as soon as there are attractors
+    # the noun just before the verb is a bad guide as there are attractors
     hard = [example for example in examples if example.attractors]
     nearest = [next(NUMBER[w] for w in reversed(e.text.split()) if w in NUMBER) == e.label for e in hard]
     assert sum(nearest) / len(hard) < 0.4

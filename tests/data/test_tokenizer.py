@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diffwindow.data.encoder import Encoder, token_dtype
-from diffwindow.data.tokenizer import EOS, SPECIAL, UNK, Tokenizer
+from diffwindow.data.encoding import Encoder
+from diffwindow.data.tokenizer import EOS, SPECIAL, UNK, Tokenizer, token_dtype
 
 LINES = [
     "the keys to the cabinet are here .",
@@ -116,7 +116,7 @@ def test_cached_encoding_equals_the_tokenizer(bpe, words, texts):
 
 
 def test_full_cache_is_emptied(bpe, monkeypatch):
-    monkeypatch.setattr("diffwindow.data.encoder.CACHED_WORDS", 3)
+    monkeypatch.setattr("diffwindow.data.encoding.CACHED_WORDS", 3)
     encoder = Encoder(bpe)
     texts = ["the keys to the cabinet are here ."] * 3
     tokens, _ = encoder.encode(texts)

@@ -5,7 +5,9 @@ import os
 
 import pytest
 import torch
-from configuration import (
+
+from diffwindow.kernels import operator, toolchain
+from samples.configurations import (
     BIASES,
     LAYOUTS,
     LENGTHS,
@@ -22,8 +24,6 @@ from configuration import (
     output_and_gradients,
     tensors,
 )
-
-from diffwindow.kernels import operator, toolchain
 
 pytestmark = pytest.mark.skipif(toolchain.compiler() is None, reason="no C++ compiler")
 

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from configuration import Configuration, call, tensors
 
 from diffwindow import functional, ops
 from diffwindow.kernels import toolchain
+from samples.configurations import Configuration, call, tensors
 
 pytestmark = pytest.mark.skipif(toolchain.compiler() is None, reason="no C++ compiler")
 KINDS = pytest.mark.parametrize("additive", [False, True], ids=["multiplicative", "additive"])

@@ -5,9 +5,9 @@ import sys
 
 import pytest
 import torch
-from configuration import Configuration, call, leaves, options, tensors
 
 from diffwindow.kernels import toolchain
+from samples.configurations import Configuration, call, leaves, options, tensors
 
 pytestmark = pytest.mark.skipif(toolchain.compiler() is None, reason="no C++ compiler")
 

@@ -28,7 +28,7 @@ from diffwindow.kernels import build
 library = build.open_library(Path(sys.argv[2]))
 build.load = lambda: library
 import torch
-from configuration import LENGTHS, Configuration, check, draw
+from samples.configurations import LENGTHS, Configuration, check, draw
 torch.set_num_threads(2)
 for length in LENGTHS:
     for additive in (False, True):

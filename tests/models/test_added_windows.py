@@ -4,12 +4,12 @@ import copy
 
 import pytest
 import torch
-from small import classifier, language_model, tokens, translator
 from torch import nn
 from torch.testing import assert_close
 
 from diffwindow import Translator, WindowAttention
 from diffwindow.models.added_windows import add_windows, remove_windows
+from samples.small_models import classifier, language_model, tokens, translator
 
 BEST = "Enc(AW)-Cr(AW,Seg)-Dec(MW)"
 MODELS = {

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from small import DECODER, ENCODER, classifier, language_model, notations, tokens, translator
 from torch.testing import assert_close
+
+from samples.small_models import DECODER, ENCODER, classifier, language_model, notations, tokens, translator
 
 pytestmark = pytest.mark.filterwarnings("ignore:the paper has no segments")
 every_translator = pytest.mark.parametrize("attention", notations())

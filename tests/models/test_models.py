@@ -1,13 +1,13 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from small import DECODER, ENCODER, classifier, language_model, notations, tokens, translator
 from torch.testing import assert_close
 
 from diffwindow.functional import attend
 from diffwindow.models.build import build_model, count_parameters, read_config
 from diffwindow.models.presets import PRESETS, preset
 from diffwindow.ops import WindowMaps
+from samples.small_models import DECODER, ENCODER, classifier, language_model, notations, tokens, translator
 
 pytestmark = pytest.mark.filterwarnings("ignore:the paper has no segments")
 

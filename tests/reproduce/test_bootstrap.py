@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from diffwindow.metrics.outcomes import accuracy_of, bleu_of
 from diffwindow.reproduce.bootstrap import gain_interval, student_quantile
-from diffwindow.tasks.metrics.outcomes import accuracy_of, bleu_of
 
 
 def mean_of(totals):

@@ -2,9 +2,9 @@
 
 import pytest
 
-from diffwindow.data.audit import Audit
-from diffwindow.reproduce.corpus import recipe
-from diffwindow.reproduce.setting import Setting
+from diffwindow.data.lines import Audit
+from diffwindow.reproduce.runner import recipe
+from diffwindow.reproduce.scales import Setting
 
 
 def texts(recipe, split):

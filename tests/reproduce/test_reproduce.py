@@ -8,17 +8,17 @@ import pytest
 from typer.testing import CliRunner
 
 from diffwindow.cli import app
+from diffwindow.evaluation import evaluate as evaluation
+from diffwindow.metrics.outcomes import accuracy_of, load_outcomes, save_outcomes
 from diffwindow.reproduce import plot, runner
 from diffwindow.reproduce.bootstrap import gain_interval
 from diffwindow.reproduce.findings import findings
 from diffwindow.reproduce.job import OUTCOMES, RESULT, run, settings_of
 from diffwindow.reproduce.report import FIGURE, JSON, PICTURES, REPORT, markdown, write_report
 from diffwindow.reproduce.runner import Outcome, done_before, jobs_of, make_stores
-from diffwindow.reproduce.scale import scale_of
+from diffwindow.reproduce.scales import scale_of
 from diffwindow.reproduce.speed import relative_speeds
 from diffwindow.reproduce.tables import table_of
-from diffwindow.tasks import evaluation
-from diffwindow.tasks.metrics.outcomes import accuracy_of, load_outcomes, save_outcomes
 
 SMOKE = scale_of("smoke")
 
@@ -132,7 +132,7 @@ def test_a_run_goes_on_where_it_was_cut(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patched:
         # the run ends after training, before there is a result
-        patched.setattr("diffwindow.tasks.evaluation.evaluate", fails)
+        patched.setattr("diffwindow.evaluation.evaluate.evaluate", fails)
         assert run(cut) == "the disk is full"
     assert not (cut.folder / RESULT).exists()
     assert "Traceback" in (cut.folder / "output.txt").read_text(encoding="utf-8")

@@ -4,10 +4,9 @@ import pytest
 
 from diffwindow.models.build import count_parameters
 from diffwindow.models.presets import preset
-from diffwindow.reproduce.columns import SVA_SUBSET
 from diffwindow.reproduce.cost import cost
-from diffwindow.reproduce.scale import SCALES, scale_of
-from diffwindow.reproduce.table import Column, Row, Table
+from diffwindow.reproduce.scales import SCALES, scale_of
+from diffwindow.reproduce.table import SVA_SUBSET, Column, Row, Table
 from diffwindow.reproduce.tables import TABLES, table_of
 
 ROWS = [

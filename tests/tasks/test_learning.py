@@ -1,7 +1,8 @@
 """Each task is learned in seconds, by a margin that a broken model could not reach."""
 
 import numpy as np
-from tiny import of, trained
+
+from samples.tiny_tasks import of, trained
 
 
 def test_agreement_is_learned_beyond_any_fixed_answer(agreement_store):

@@ -5,11 +5,11 @@ import math
 import numpy as np
 import pytest
 import torch
-from tiny import of
 
 from diffwindow.data.tokenizer import BOS, EOS, PAD, Tokenizer
-from diffwindow.tasks.batch import sweep
 from diffwindow.tasks.registry import model_config, task_of
+from diffwindow.tasks.task import sweep
+from samples.tiny_tasks import of
 
 
 @pytest.fixture(params=["translation", "classification", "rows", "blocks"])

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from majority import FORK_WARNING, MajorityTask, fit, in_child
 
 from diffwindow.models.weights import read_weights
 from diffwindow.training.distributed import connected
-from diffwindow.training.guards import Interrupted, TrainingError
+from diffwindow.training.failures import Interrupted, TrainingError
 from diffwindow.training.logs import read_records
+from samples.majority_task import FORK_WARNING, MajorityTask, fit, in_child
 
 pytestmark = pytest.mark.filterwarnings(FORK_WARNING)
 CHANGES = {"max_updates": 12, "watch": "accuracy", "final": "best"}

@@ -8,7 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
-from majority import FORK_WARNING, MajorityTask, fit, in_child, outcome
+
+from samples.majority_task import FORK_WARNING, MajorityTask, fit, in_child, outcome
 
 pytestmark = pytest.mark.filterwarnings(FORK_WARNING)
 CHANGES = {"final": "average", "average_last": 3, "accumulate": 2}

@@ -7,13 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from majority import MajorityTask, fit
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from diffwindow.tasks.task import Loss
-from diffwindow.training.guards import TrainingError
-from diffwindow.training.settings import resolve
+from diffwindow.training.failures import TrainingError
+from diffwindow.training.overrides import resolve
 from diffwindow.training.train import train
+from samples.majority_task import MajorityTask, fit
 
 
 class AllBad(MajorityTask):

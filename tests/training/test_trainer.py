@@ -4,17 +4,17 @@ import signal
 import numpy as np
 import pytest
 import torch
-from majority import MajorityTask, fit, outcome, settings
 
 from diffwindow.data.batching import TokenBatches
 from diffwindow.models.weights import average_weights, read_weights
 from diffwindow.tasks.task import Loss
+from diffwindow.training.batch_loader import Feed
 from diffwindow.training.distributed import World
-from diffwindow.training.feed import Feed
-from diffwindow.training.guards import Interrupted, TrainingError
+from diffwindow.training.failures import Interrupted, TrainingError
 from diffwindow.training.logs import read_records
-from diffwindow.training.screen import Silent, Terminal
+from diffwindow.training.progress import Silent, Terminal
 from diffwindow.training.trainer import Trainer
+from samples.majority_task import MajorityTask, fit, outcome, settings
 
 
 class CutError(Exception):

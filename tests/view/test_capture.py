@@ -5,10 +5,10 @@ from torch import nn
 
 import diffwindow
 from diffwindow import WindowAttention
-from diffwindow.models.beam import greedy_search
+from diffwindow.decoding.beam import greedy_search
+from diffwindow.decoding.state import translation_start
 from diffwindow.models.build import build_model
 from diffwindow.models.classifier import ClassifierConfig
-from diffwindow.models.start import translation_start
 from diffwindow.models.translator import TranslatorConfig
 
 SMALL = {"vocab_size": 20, "embed_dim": 16, "ffn_dim": 32, "num_heads": 2}

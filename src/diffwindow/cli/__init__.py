@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from diffwindow import __version__
-from diffwindow.cli import data, demo, doctor, evaluate, model, reproduce, train, translate
+from diffwindow.cli import data, demo, describe, doctor, evaluate, reproduce, train, translate
 from diffwindow.cli.errors import spoken
 from diffwindow.console import lossy_stderr
 
@@ -17,7 +17,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command("describe")(model.describe)
+app.command("describe")(describe.describe)
 app.command("doctor")(doctor.doctor)
 app.command("train")(train.train)
 app.command("evaluate")(evaluate.evaluate)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from diffwindow.data.estimate import Estimate
+    from diffwindow.data.prepare import Estimate
     from diffwindow.data.recipe import Recipe
 
 app = typer.Typer(help="The corpora: what there is, and how to get it.", no_args_is_help=True)
@@ -114,10 +114,9 @@ def _run(
     recipe: Recipe, out: Path, tokenizer: Path | None, workers: int | None, *, skip_bad: bool, dry_run: bool
 ) -> None:
     from diffwindow.cli.progress import shown
-    from diffwindow.data.audit import BadRowError
-    from diffwindow.data.estimate import estimate
+    from diffwindow.data.lines import BadRowError
+    from diffwindow.data.prepare import estimate, usual_workers
     from diffwindow.data.prepare import prepare as run
-    from diffwindow.data.prepare import usual_workers
 
     count = workers or usual_workers(recipe)
     try:

@@ -12,10 +12,10 @@ import typer
 from diffwindow.cli.evaluate import shown_p
 
 if TYPE_CHECKING:
+    from diffwindow.evaluation.evaluate import Evaluation
     from diffwindow.models.classifier import Classifier
     from diffwindow.tasks.classification import Classification
-    from diffwindow.tasks.evaluation import Evaluation
-    from diffwindow.tasks.trained import Trained
+    from diffwindow.tasks.trained_model import Trained
 
 ATTENTIONS = ("Global", "Enc(MW)", "Enc(AW)")
 FRAME = "query by key; framed: the gold window, from the subject phrase to the verb"
@@ -54,8 +54,8 @@ def demo(
     subject phrase to the verb. Nothing is opened; interrupted, the same command goes on.
     """
     from diffwindow.cli.errors import training_errors
+    from diffwindow.evaluation.evaluate import compare
     from diffwindow.files import write_json
-    from diffwindow.tasks.evaluation import compare
 
     started = time.monotonic()
     with training_errors():
@@ -75,7 +75,7 @@ def demo(
 
 def _train(out: Path, attention: str, *, seed: int, updates: int, rows: int) -> Path:
     from diffwindow.models.manifest import verify
-    from diffwindow.training.settings import resolve
+    from diffwindow.training.overrides import resolve
     from diffwindow.training.train import train
 
     settings: dict[str, Any] = {
@@ -112,9 +112,9 @@ def _corpus(out: Path, *, seed: int, rows: int) -> Path:
 
 def _evaluate(run: Path, store: Path) -> tuple[Trained, Evaluation]:
     from diffwindow.data.store import Store
-    from diffwindow.tasks.evaluation import evaluate
-    from diffwindow.tasks.trained import Trained
-    from diffwindow.tasks.translating import Search
+    from diffwindow.decoding.translate import Search
+    from diffwindow.evaluation.evaluate import evaluate
+    from diffwindow.tasks.trained_model import Trained
 
     trained = Trained.load(run)
     return trained, evaluate(trained, trained.task(Store.open(store)), "test", Search())
@@ -173,10 +173,10 @@ def _lines(table: list[Row], sentences: int) -> list[str]:
 
 
 def _draw(windowed: Trained, plain: Trained, out: Path) -> Path:
-    """Draw the first test sentence with two attractors, or with as many as there are."""
+    """Draw the first test sentence with two attractors, or with as there are."""
     from diffwindow.data.store import Store
-    from diffwindow.tasks.windows import window_panels
-    from diffwindow.view.figure import attention_figure, save_figure
+    from diffwindow.evaluation.windows import window_panels
+    from diffwindow.figures.attention_maps import attention_figure, save_figure
 
     store = Store.open(out / "data")
     task = cast("Classification", windowed.task(store))

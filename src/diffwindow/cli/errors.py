@@ -64,7 +64,7 @@ def interruptible(outcome: str) -> Iterator[None]:
 @contextmanager
 def training_errors() -> Iterator[None]:
     """Say why a run cannot go on and exit with 1, or with the code of the signal that stopped it."""
-    from diffwindow.training.guards import Interrupted, TrainingError
+    from diffwindow.training.failures import Interrupted, TrainingError
 
     try:
         with interruptible("the same command goes on"):

@@ -12,9 +12,9 @@ import typer
 
 if TYPE_CHECKING:
     from diffwindow.data.store import Store
-    from diffwindow.tasks.evaluation import Evaluation
-    from diffwindow.tasks.trained import Trained
-    from diffwindow.tasks.translating import Search
+    from diffwindow.decoding.translate import Search
+    from diffwindow.evaluation.evaluate import Evaluation
+    from diffwindow.tasks.trained_model import Trained
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a model folder.")]
 Beam = Annotated[int | None, typer.Option(min=1, help="Hypotheses kept open; the run's own by default.")]
@@ -43,10 +43,10 @@ def evaluate(
     """
     from diffwindow.cli.errors import interruptible
     from diffwindow.cli.progress import shown
+    from diffwindow.evaluation.evaluate import compare
+    from diffwindow.evaluation.evaluate import evaluate as evaluated
     from diffwindow.files import to_json
-    from diffwindow.tasks.evaluation import compare
-    from diffwindow.tasks.evaluation import evaluate as evaluated
-    from diffwindow.tasks.sharing import sharing
+    from diffwindow.sharing import sharing
     from diffwindow.training.distributed import connected
 
     def opened(folder: Path, stage: str) -> tuple[Trained, Callable[[], Evaluation]]:
@@ -98,7 +98,7 @@ def open_trained(folder: Path, device: str) -> Trained:
     """Open the model of a run folder or a model folder, on a device."""
     import torch
 
-    from diffwindow.tasks.trained import Trained
+    from diffwindow.tasks.trained_model import Trained
 
     if device == "auto":
         device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
@@ -113,8 +113,8 @@ def open_trained(folder: Path, device: str) -> Trained:
 def open_store(run: Path, data: Path | None) -> Store:
     """Open the given corpus, or that of the run."""
     from diffwindow.data.store import Store
-    from diffwindow.training.run import Run
-    from diffwindow.training.settings import RUN_CONFIG
+    from diffwindow.training.overrides import RUN_CONFIG
+    from diffwindow.training.run_folder import Run
 
     if (run / RUN_CONFIG).is_file():
         return Run.open(run).open_store(data)
@@ -134,10 +134,10 @@ def search_of(
     max_length: int | None = None,
 ) -> Search:
     """Give the search of a run, with what the command line changes."""
-    from diffwindow.tasks.translating import Search
+    from diffwindow.decoding.translate import Search
     from diffwindow.training.config import SearchConfig
-    from diffwindow.training.run import Run
-    from diffwindow.training.settings import RUN_CONFIG
+    from diffwindow.training.overrides import RUN_CONFIG
+    from diffwindow.training.run_folder import Run
 
     own = Run.open(run).config.search if (run / RUN_CONFIG).is_file() else SearchConfig()
     return Search(

@@ -42,7 +42,7 @@ def reproduce(
     from diffwindow.reproduce.findings import findings
     from diffwindow.reproduce.report import REPORT, write_report
     from diffwindow.reproduce.runner import done_before, jobs_of, make_stores, outcomes_by_column, run_all
-    from diffwindow.reproduce.scale import scale_of
+    from diffwindow.reproduce.scales import scale_of
     from diffwindow.reproduce.tables import table_of
 
     at, whole = scale_of(scale), table_of(table)
@@ -108,7 +108,7 @@ def _tell(text: str) -> None:
 def _list() -> None:
     """Print each table: its columns, their data, its rows, and what one seed costs at each scale."""
     from diffwindow.reproduce.cost import cost, spoken
-    from diffwindow.reproduce.scale import SCALES, SMOKE
+    from diffwindow.reproduce.scales import SCALES, SMOKE
     from diffwindow.reproduce.tables import TABLES
 
     print(f"{SMOKE.name}: {SMOKE.about}")

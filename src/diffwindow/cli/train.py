@@ -47,7 +47,7 @@ def train(
     """
     from diffwindow.cli.errors import training_errors
     from diffwindow.cli.progress import shown
-    from diffwindow.training.settings import RUN_CONFIG, resolve
+    from diffwindow.training.overrides import RUN_CONFIG, resolve
     from diffwindow.training.train import train as run
 
     flags: dict[str, Any] = {"attention": attention, "train.seed": seed}
@@ -95,8 +95,8 @@ def average(
 
 def list_presets() -> None:
     """List the presets: task, corpus, model, updates."""
+    from diffwindow.training.overrides import resolve
     from diffwindow.training.presets import NAMES
-    from diffwindow.training.settings import resolve
 
     for name in NAMES:
         config = resolve(name)

@@ -15,7 +15,7 @@ import typer
 from diffwindow.cli.evaluate import Beam, Device, LengthPenalty, RunFolder
 
 if TYPE_CHECKING:
-    from diffwindow.tasks.translating import Output
+    from diffwindow.decoding.translate import Output
     from diffwindow.training.distributed import World
 
 # lines sorted by length together; their translations appear when all are done
@@ -36,7 +36,7 @@ def translate(
         int, typer.Option(min=1, help="Tokens; a longer line is translated in pieces, which are joined.")
     ] = 256,
     interactive: Annotated[
-        bool, typer.Option("--interactive", help="Translate each line as soon as it is typed.")
+        bool, typer.Option("--interactive", help="Translate each line as it is typed.")
     ] = False,
     device: Device = "auto",
 ) -> None:
@@ -46,10 +46,10 @@ def translate(
     """
     from diffwindow.cli.errors import interruptible
     from diffwindow.cli.evaluate import open_trained, search_of
+    from diffwindow.decoding.translate import text_translator
     from diffwindow.files import replacing
     from diffwindow.models.translator import Translator
-    from diffwindow.tasks.sharing import sharing
-    from diffwindow.tasks.translating import text_translator
+    from diffwindow.sharing import sharing
     from diffwindow.training.distributed import connected
 
     with (
@@ -153,8 +153,8 @@ def generate(
 ) -> None:
     """Continue a text with a language model, a sample a line."""
     from diffwindow.cli.evaluate import open_trained
+    from diffwindow.decoding.generate import Sampling, continuations
     from diffwindow.models.language_model import LanguageModel
-    from diffwindow.tasks.generating import Sampling, continuations
 
     trained = open_trained(run, device)
     if not isinstance(trained.model, LanguageModel):

@@ -8,10 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+from diffwindow.data.store import Split
+from diffwindow.data.tokenizer import BOS, PAD
+
+if TYPE_CHECKING:
+    import torch
+
 
 Lengths = NDArray[np.integer]
 TooLong = Literal["error", "drop"]
@@ -172,7 +179,7 @@ class TokenBatches:
         return keys.astype(np.uint32)
 
     def _edges(self, order: NDArray[np.uint32]) -> NDArray[np.int64]:
-        """Cut the sorted rows greedily: as many as fit, batch after batch."""
+        """Cut the sorted rows greedily: as fit, batch after batch."""
         widest = np.empty(len(order), np.int32)
         for start in range(0, len(order), _PIECE):
             rows = order[start : start + _PIECE]
@@ -227,3 +234,45 @@ class BlockBatches:
         starts = self._position.generator().permutation(self._starts) if self._shuffle else self._starts
         for number in self._position.walk(self._batches(), even=self._even):
             yield starts[number * self._batch_size : (number + 1) * self._batch_size]
+
+
+def collate(split: Split, indices: NDArray[np.integer]) -> dict[str, torch.Tensor]:
+    """Give a batch's fields as int64 tensors: sequences [b t] padded on the right, columns [b]."""
+    import torch
+
+    batch = {name: torch.from_numpy(field.padded(indices)) for name, field in split.sequences.items()}
+    columns = {
+        name: torch.from_numpy(values[indices].astype(np.int64)) for name, values in split.columns.items()
+    }
+    return batch | columns
+
+
+def shift_right(tokens: torch.Tensor) -> torch.Tensor:
+    """Give the decoder input for a padded target: BOS first, then all but the last token.
+
+    >>> import torch
+    >>> shift_right(torch.tensor([[7, 8, 2], [9, 2, 0]])).tolist()
+    [[1, 7, 8], [1, 9, 2]]
+    """
+    shifted = tokens.roll(1, dims=1)
+    shifted[:, 0] = BOS
+    return shifted
+
+
+def collate_blocks(
+    stream: NDArray[Any], starts: NDArray[np.integer], block_size: int
+) -> dict[str, torch.Tensor]:
+    """Give `target`, stream[start : start + block_size], and `input`, the token before each, as [b t].
+
+    Over all blocks every token of the stream is predicted exactly once; the first from BOS.
+    """
+    import torch
+
+    places = np.asarray(starts, np.int64)[:, None] + np.arange(block_size)
+    inside = places < len(stream)
+    target = np.where(inside, stream[np.where(inside, places, 0)], PAD).astype(np.int64)
+    before = np.where(places > 0, stream[np.clip(places - 1, 0, len(stream) - 1)], BOS)
+    return {
+        "input": torch.from_numpy(np.where(inside, before, PAD).astype(np.int64)),
+        "target": torch.from_numpy(target),
+    }

@@ -12,13 +12,12 @@ from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 
-from diffwindow.data.audit import Audit, CorpusError, Row
-from diffwindow.data.lines import locate
+from diffwindow.data.lines import Audit, CorpusError, Row, locate
 from diffwindow.data.readers import agreement as sva
 from diffwindow.data.readers import imdb, parallel, sst, text
 from diffwindow.data.recipe import Recipe, Source, Vocabulary
 from diffwindow.data.synthetic import AgreementExample, agreement, reorder
-from diffwindow.data.synthetic.parts import Part
+from diffwindow.data.synthetic.words import Part
 
 
 def _source(reader: Callable[..., Iterator[Row]], *files: Path) -> Source:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from diffwindow.data.audit import Audit, Row
-from diffwindow.data.holdout import share
+from diffwindow.data.lines import Audit, Row
 from diffwindow.data.store import TASKS
 from diffwindow.data.tokenizer import Kind
 
@@ -134,3 +134,16 @@ def _folder(path: Path) -> dict[str, Any]:
 
 def _inside(path: Path) -> Iterator[Path]:
     return (file for file in path.rglob("*") if file.is_file()) if path.is_dir() else iter([path])
+
+
+BUCKETS = 1000
+
+
+def share(rows: Iterator[Row], field: str, buckets: range, *, divided: int = 0) -> Iterator[Row]:
+    """Yield the rows whose text in `field` hashes into `buckets` (out of 1000).
+
+    Rows that were chosen by this hash before have only some of its values left: `divided` counts these
+    choices, and each takes its own digits of the hash.
+    """
+    place = BUCKETS**divided
+    return (row for row in rows if zlib.crc32(str(row[field]).encode()) // place % BUCKETS in buckets)

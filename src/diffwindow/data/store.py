@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diffwindow.data.encoder import token_dtype
 from diffwindow.data.integrity import (
     FORMAT,
     Memory,
@@ -21,7 +20,7 @@ from diffwindow.data.integrity import (
     labels_of,
     read_manifest,
 )
-from diffwindow.data.tokenizer import PAD, Tokenizer
+from diffwindow.data.tokenizer import PAD, Tokenizer, token_dtype
 from diffwindow.files import sha256_of
 
 __all__ = ["FORMAT", "OFFSET_DTYPE", "TASKS", "VALUE_DTYPE", "Sequences", "Split", "Store"]

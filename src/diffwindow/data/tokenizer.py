@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from diffwindow.extras import require
 from diffwindow.files import write_atomically
 
 PAD, BOS, EOS, UNK = 0, 1, 2, 3
@@ -139,3 +141,32 @@ class Tokenizer:
             continued = not next_begins and i not in CONTROL
             shown.append(piece.removeprefix(" ") + ("@@" if continued else ""))
         return shown
+
+
+def moses_tokenizer(language: str) -> Callable[[str], str]:
+    """Give a function that separates words and punctuation by spaces, as Moses does for `language`."""
+    require("sacremoses")
+    # slow to import, and few corpora need it
+    from sacremoses import MosesTokenizer
+
+    tokenizer = MosesTokenizer(lang=language)
+    return lambda text: str(tokenizer.tokenize(text, escape=False, return_str=True))
+
+
+def moses_detokenizer(language: str) -> Callable[[str], str]:
+    """Give a function that joins what `moses_tokenizer` has separated."""
+    require("sacremoses")
+    from sacremoses import MosesDetokenizer
+
+    detokenizer = MosesDetokenizer(lang=language)
+    return lambda text: str(detokenizer.detokenize(text.split()))
+
+
+def pretokenizers(languages: dict[str, str]) -> dict[str, Callable[[str], str]]:
+    """Give the pre-tokeniser of each field that has a language."""
+    return {field: moses_tokenizer(language) for field, language in languages.items()}
+
+
+def token_dtype(vocab_size: int) -> np.dtype[np.unsignedinteger]:
+    """Give the narrowest type that holds every id."""
+    return np.dtype("<u2") if vocab_size <= 1 << 16 else np.dtype("<u4")

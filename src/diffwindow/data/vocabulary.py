@@ -7,12 +7,11 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
-from diffwindow.data.audit import Audit, Row
-from diffwindow.data.chunks import CHUNK_ROWS
-from diffwindow.data.moses import pretokenizers
+from diffwindow.data.encoding import CHUNK_ROWS
+from diffwindow.data.lines import Audit, Row
 from diffwindow.data.recipe import Recipe, Vocabulary
 from diffwindow.data.store import TASKS
-from diffwindow.data.tokenizer import Tokenizer
+from diffwindow.data.tokenizer import Tokenizer, pretokenizers
 
 Progress = Callable[[str, float], None]
 # a vocabulary is learned from this much text, spread over the corpus: learning takes some 2 kB of memory for

@@ -10,10 +10,10 @@ from typing import Any, Literal, TypeVar, get_args
 import torch
 from torch import Tensor, nn
 
+from diffwindow.attention.kinds import WINDOWED
+from diffwindow.attention.plain_attention import GlobalAttention
+from diffwindow.attention.window_attention import WindowAttention
 from diffwindow.models.pretrained import PretrainedModel
-from diffwindow.modules.attention_kinds import WINDOWED
-from diffwindow.modules.global_attention import GlobalAttention
-from diffwindow.modules.window_attention import WindowAttention
 from diffwindow.notation import KINDS, Attention, Plan, Role, parse
 from diffwindow.ops import check_choice
 

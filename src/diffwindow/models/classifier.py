@@ -7,13 +7,13 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from diffwindow.attention.visibility import View, padded_view
+from diffwindow.layers.embedding import PAD, TokenEmbedding
+from diffwindow.layers.transformer import AttentionBlock
+from diffwindow.models.attention_maps import AttentionMaps, recorded
 from diffwindow.models.config import Depth, ModelConfig, Size
 from diffwindow.models.pretrained import PretrainedModel
-from diffwindow.models.recording import AttentionMaps, recorded
 from diffwindow.models.stack import TransformerStack
-from diffwindow.modules.embedding import PAD, TokenEmbedding
-from diffwindow.modules.layers import AttentionBlock
-from diffwindow.modules.view import View, padded_view
 from diffwindow.notation import Role
 
 

@@ -6,9 +6,9 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from diffwindow.modules.embedding import Positions
-from diffwindow.modules.layers import LayerOptions, Norm
-from diffwindow.modules.stacked_attention import Init, check_heads
+from diffwindow.attention.stacked_attention import Init, check_heads
+from diffwindow.layers.embedding import Positions
+from diffwindow.layers.transformer import LayerOptions, Norm
 from diffwindow.notation import Plan, Role, parse
 
 # no model is larger; a config that says so is damaged, and would take hours or all memory to build

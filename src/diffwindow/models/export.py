@@ -13,14 +13,14 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
+from diffwindow.attention.key_cache import KeyCache
+from diffwindow.attention.visibility import padded_view
+from diffwindow.attention.window_attention import WindowAttention
 from diffwindow.extras import require
 from diffwindow.files import replacing
-from diffwindow.models.decoding import DecodingState
-from diffwindow.models.mode import in_eval_mode
+from diffwindow.models.decoding_state import DecodingState
+from diffwindow.models.eval_mode import in_eval_mode
 from diffwindow.models.translator import Translator
-from diffwindow.modules.key_cache import KeyCache
-from diffwindow.modules.view import padded_view
-from diffwindow.modules.window_attention import WindowAttention
 
 
 class Exported(NamedTuple):

@@ -18,7 +18,7 @@ class CheckpointError(ValueError):
 
 
 class FormatError(ValueError):
-    """A checkpoint of another version, which may be as good as any."""
+    """A checkpoint of another version, which may be as any."""
 
 
 def write_manifest(folder: Path, state: dict[str, Any]) -> None:

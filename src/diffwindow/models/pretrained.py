@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from diffwindow.files import flush, replacing, write_atomically
+from diffwindow.layers.transformer import AttentionBlock
 from diffwindow.models.config import ModelConfig
 from diffwindow.models.manifest import MANIFEST, verify
 from diffwindow.models.weights import (
@@ -20,7 +21,6 @@ from diffwindow.models.weights import (
     read_weights,
     write_weights,
 )
-from diffwindow.modules.layers import AttentionBlock
 from diffwindow.notation import Role
 
 CONFIG = "config.json"

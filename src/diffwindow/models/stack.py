@@ -7,10 +7,10 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from diffwindow.models.decoding import DecodingState
-from diffwindow.modules.key_cache import KeyCache
-from diffwindow.modules.layers import AttentionBlock, LayerOptions, TransformerLayer
-from diffwindow.modules.view import EVERYTHING, View
+from diffwindow.attention.key_cache import KeyCache
+from diffwindow.attention.visibility import EVERYTHING, View
+from diffwindow.layers.transformer import AttentionBlock, LayerOptions, TransformerLayer
+from diffwindow.models.decoding_state import DecodingState
 from diffwindow.notation import Attention
 
 

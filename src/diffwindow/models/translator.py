@@ -6,16 +6,16 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from diffwindow.attention.key_cache import KeyCache
+from diffwindow.attention.visibility import View, padded_view
+from diffwindow.layers.embedding import PAD, TokenEmbedding
+from diffwindow.layers.loss import TokenLoss, token_loss
+from diffwindow.layers.transformer import AttentionBlock
+from diffwindow.models.attention_maps import AttentionMaps, recorded
 from diffwindow.models.config import Depth, ModelConfig
-from diffwindow.models.decoding import DecodingState
+from diffwindow.models.decoding_state import DecodingState
 from diffwindow.models.pretrained import PretrainedModel
-from diffwindow.models.recording import AttentionMaps, recorded
 from diffwindow.models.stack import TransformerStack
-from diffwindow.modules.embedding import PAD, TokenEmbedding
-from diffwindow.modules.key_cache import KeyCache
-from diffwindow.modules.layers import AttentionBlock
-from diffwindow.modules.loss import TokenLoss, token_loss
-from diffwindow.modules.view import View, padded_view
 from diffwindow.notation import Role
 
 

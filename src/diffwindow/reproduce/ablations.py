@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
-from diffwindow.reproduce.columns import AGREEMENT, AGREEMENT_10, EN_DE, SST, SVA_SUBSET, TUNING, TUNING_IMDB
-from diffwindow.reproduce.condition import CANDIDATES, CIRCUMSTANCES, RATES
-from diffwindow.reproduce.table import Column, Row, Table
+from diffwindow.reproduce.scales import CANDIDATES, CIRCUMSTANCES, RATES
+from diffwindow.reproduce.table import (
+    AGREEMENT,
+    AGREEMENT_10,
+    EN_DE,
+    SST,
+    SVA_SUBSET,
+    TUNING,
+    TUNING_IMDB,
+    Column,
+    Row,
+    Table,
+)
 
 
 def _ablation(name: str, title: str, attentions: tuple[str, ...], columns: tuple[Column, ...]) -> Table:

@@ -7,9 +7,9 @@ from functools import cache
 
 from diffwindow.models.build import count_parameters, read_config
 from diffwindow.models.presets import PRESETS
-from diffwindow.reproduce.setting import Setting
+from diffwindow.reproduce.scales import Setting
 from diffwindow.reproduce.table import Row
-from diffwindow.training.settings import resolve
+from diffwindow.training.overrides import resolve
 
 # forward and backward take about six operations a parameter and token
 OPERATIONS = 6

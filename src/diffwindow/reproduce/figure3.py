@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from diffwindow.data.store import Store
 from diffwindow.data.tokenizer import BOS
+from diffwindow.decoding.translate import Search, translate
+from diffwindow.figures.attention_maps import Panel, attention_figure, save_figure
 from diffwindow.models.translator import Translator
 from diffwindow.ops import WindowMaps
-from diffwindow.tasks.trained import Trained
-from diffwindow.tasks.translating import Search, translate
-from diffwindow.view.figure import Panel, attention_figure, save_figure
+from diffwindow.tasks.trained_model import Trained
 
 
 def draw_figure_3(plain: Path, windowed: Path, store: Path, path: Path, *, row: int = 0) -> None:

@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 
+from diffwindow.metrics.outcomes import FIGURES, Terms
 from diffwindow.reproduce.bootstrap import Interval, gain_interval
 from diffwindow.reproduce.job import Result, outcomes_of
 from diffwindow.reproduce.runner import Outcome
-from diffwindow.reproduce.scale import Scale
+from diffwindow.reproduce.scales import Scale
 from diffwindow.reproduce.statistics import Summary, Verdict, agreeing_pairs, difference, summary, verdict
 from diffwindow.reproduce.table import SHOWN, Column, Row, Table
-from diffwindow.tasks.metrics.outcomes import FIGURES, Terms
 from diffwindow.training.config import TrainConfig
-from diffwindow.training.settings import resolve
+from diffwindow.training.overrides import resolve
 
 Finding = dict[str, Any]
 GROUPS = {
@@ -177,7 +177,7 @@ def _windows(metrics: Sequence[Result]) -> dict[str, float]:
 def _learning(column: Column, folders: Sequence[Path]) -> list[tuple[int, float]]:
     """Give the validations by update, means over the runs; one without its log is left out."""
     # it takes a moment to import
-    from diffwindow.training.curves import series
+    from diffwindow.figures.learning_curves import series
     from diffwindow.training.logs import LOG, read_records
 
     name, factor = ("accuracy", 100.0) if column.metric == "accuracy" else ("perplexity", 1.0)

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from diffwindow.files import read_json, write_json
-from diffwindow.reproduce.setting import Setting
+from diffwindow.metrics.outcomes import Terms, load_outcomes, save_outcomes
+from diffwindow.reproduce.scales import Setting
 from diffwindow.reproduce.table import Column, Row
-from diffwindow.tasks.metrics.outcomes import Terms, load_outcomes, save_outcomes
 
 RESULT, OUTCOMES = "result.json", "outcomes.npz"
 LOG = "output.txt"
@@ -86,12 +86,12 @@ def run(job: Job) -> str | None:
 
 
 def _run(job: Job) -> Result:
+    from diffwindow.decoding.translate import Search
+    from diffwindow.evaluation.evaluate import evaluate
     from diffwindow.models.build import count_parameters
-    from diffwindow.tasks.evaluation import evaluate
-    from diffwindow.tasks.trained import Trained
-    from diffwindow.tasks.translating import Search
-    from diffwindow.training.run import Run
-    from diffwindow.training.settings import resolve
+    from diffwindow.tasks.trained_model import Trained
+    from diffwindow.training.overrides import resolve
+    from diffwindow.training.run_folder import Run
     from diffwindow.training.train import train
 
     flags = {"attention": job.row.attention, "train.seed": job.seed, "data.path": str(job.store.resolve())}

@@ -6,9 +6,9 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from diffwindow.figures.attention_maps import save_figure
 from diffwindow.reproduce.findings import Finding
 from diffwindow.reproduce.table import LEARNING, SHOWN
-from diffwindow.view.figure import save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from diffwindow.files import write_atomically, write_json
+from diffwindow.metrics.outcomes import Terms, save_outcomes
 from diffwindow.reproduce.findings import FITS, GROUPS, Finding
 from diffwindow.reproduce.plot import draw_gains, draw_learning
 from diffwindow.reproduce.table import SHOWN
 from diffwindow.reproduce.tables import PAPER_SPEED, TABLE_4
-from diffwindow.tasks.metrics.outcomes import Terms, save_outcomes
 
 REPORT, JSON, FIGURE = "report.md", "report.json", "figure3.png"
 # each picture with what it shows and how it is drawn

@@ -1,4 +1,4 @@
-"""Run the jobs of a table: several at once, each in its process; what is done is not done again."""
+"""The corpus of a setting: prepared once, then shared by all rows and seeds."""
 
 from __future__ import annotations
 
@@ -6,16 +6,40 @@ import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from diffwindow.data.prepare import Progress, quiet
+from diffwindow.data.corpora import generated, recipe_of
+from diffwindow.data.prepare import Progress, prepare, quiet
+from diffwindow.data.recipe import Recipe
+from diffwindow.data.store import TASKS
+from diffwindow.metrics.outcomes import Terms
 from diffwindow.processes import end_with_parent
-from diffwindow.reproduce.corpus import make_store
 from diffwindow.reproduce.job import Job, Result, outcomes_of, result_of, run
-from diffwindow.reproduce.scale import Scale
+from diffwindow.reproduce.scales import Scale, Setting
 from diffwindow.reproduce.table import Table
-from diffwindow.tasks.metrics.outcomes import Terms
+
+
+def make_store(setting: Setting, store: Path, data: Path | None, *, progress: Progress = quiet) -> None:
+    """Make a setting's store from the raw files in `data`, unless it is there."""
+    if not store.exists():
+        store.parent.mkdir(parents=True, exist_ok=True)
+        prepare(recipe(setting, data), store, progress=progress)
+
+
+def recipe(setting: Setting, data: Path | None) -> Recipe:
+    """Give the recipe of a setting: the corpus with its vocabulary, and its share of the training rows."""
+    name = setting.corpus_name
+    found = generated(name, rows=setting.rows) or recipe_of(name, data)
+    found = replace(found, task=setting.task or found.task)
+    found = found.adjusted(vocab_size=setting.vocab_size, moses=None)
+    if setting.kept == 1000:
+        return found
+    kept = found.splits["train"].share(TASKS[found.task][0], range(setting.kept))
+    return replace(
+        found, splits=found.splits | {"train": kept}, variant=found.variant | {"kept": setting.kept}
+    )
+
 
 Tell = Callable[[str], None]
 

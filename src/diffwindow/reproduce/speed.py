@@ -10,12 +10,12 @@ from typing import Any
 
 from diffwindow.data.batching import TokenBatches
 from diffwindow.data.store import Store
-from diffwindow.reproduce.setting import Setting
+from diffwindow.reproduce.scales import Setting
 from diffwindow.reproduce.table import Table
 from diffwindow.tasks.registry import model_config, task_of
 from diffwindow.training.config import Config
 from diffwindow.training.optimizer import make_optimizer
-from diffwindow.training.settings import resolve
+from diffwindow.training.overrides import resolve
 
 
 def relative_speeds(table: Table, setting: Setting, store: Path, *, rounds: int = 7) -> dict[str, float]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from diffwindow.ops import check_choice
 from diffwindow.reproduce.ablations import ABLATIONS
-from diffwindow.reproduce.columns import EN_DE, EN_FR, IMDB, LM, SST, SVA, SVA_SUBSET
-from diffwindow.reproduce.table import Row, Table
+from diffwindow.reproduce.table import EN_DE, EN_FR, IMDB, LM, SST, SVA, SVA_SUBSET, Row, Table
 
 BEST = "Enc(AW)-Cr(AW,Seg)-Dec(MW)"
 

@@ -11,12 +11,12 @@ from jaxtyping import Int
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from diffwindow.data.collate import collate
+from diffwindow.data.batching import collate
 from diffwindow.data.store import Store
 from diffwindow.models.classifier import Classifier, ClassifierConfig
-from diffwindow.tasks.batch import TensorBatch, evaluating, sweep
-from diffwindow.tasks.folder import save_folder
-from diffwindow.tasks.task import Loss, TaskOptions
+from diffwindow.models.eval_mode import evaluating
+from diffwindow.tasks.model_folder import save_folder
+from diffwindow.tasks.task import Loss, TaskOptions, TensorBatch, sweep
 
 
 @dataclass(frozen=True)

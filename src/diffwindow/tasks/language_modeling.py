@@ -9,14 +9,14 @@ from jaxtyping import Int
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from diffwindow.data.collate import collate, collate_blocks, shift_right
+from diffwindow.data.batching import collate, collate_blocks, shift_right
 from diffwindow.data.store import Store
 from diffwindow.data.tokenizer import PAD
+from diffwindow.metrics.perplexity import count_words, word_perplexity
+from diffwindow.models.eval_mode import evaluating
 from diffwindow.models.language_model import LanguageModel, LanguageModelConfig
-from diffwindow.tasks.batch import TensorBatch, evaluating, sweep
-from diffwindow.tasks.folder import save_folder
-from diffwindow.tasks.metrics.perplexity import count_words, word_perplexity
-from diffwindow.tasks.task import Loss, TaskOptions
+from diffwindow.tasks.model_folder import save_folder
+from diffwindow.tasks.task import Loss, TaskOptions, TensorBatch, sweep
 
 
 @dataclass(frozen=True)

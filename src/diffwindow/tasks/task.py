@@ -1,11 +1,16 @@
 """What the training loop knows of a task, and nothing more."""
 
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
+from typing import Annotated, Any, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
+
+from diffwindow.data.batching import TokenBatches
+from diffwindow.sharing import each
 
 
 class TaskOptions(BaseModel):
@@ -70,3 +75,33 @@ class Task(Protocol[B]):
 
     def save(self, model: nn.Module, folder: Path) -> None:
         """Write the model and its tokenizer as a folder that `from_pretrained` reads."""
+
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class TensorBatch:
+    """Tensors that move to a device together; `units` counts what the loss is summed over."""
+
+    units: int
+
+    def to(self, device: str) -> Self:
+        """Move the tensors to a device."""
+        values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        moved: dict[str, Any] = {name: v.to(device) for name, v in values.items() if isinstance(v, Tensor)}
+        return replace(self, **moved)
+
+
+def sweep(
+    task: Task[B], split: str, device: str, work: Callable[[np.ndarray, B], R], *, max_tokens: int
+) -> list[tuple[np.ndarray, R]]:
+    """Work on every example of a split once, shortest first; return each batch's indices and result.
+
+    None is too long. Processes may share the batches (see `sharing`).
+    """
+    lengths = task.lengths(split)
+    longest = max(int(field.max(initial=0)) for field in lengths)
+    batches = list(TokenBatches(lengths, max_tokens=max(max_tokens, longest), shuffle=False))
+    results = each(lambda indices: work(indices, task.collate(split, indices).to(device)), batches)
+    return list(zip(batches, results, strict=True))

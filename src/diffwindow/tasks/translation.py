@@ -9,13 +9,13 @@ import numpy as np
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from diffwindow.data.collate import collate, shift_right
+from diffwindow.data.batching import collate, shift_right
 from diffwindow.data.store import Store
 from diffwindow.data.tokenizer import PAD
+from diffwindow.models.eval_mode import evaluating
 from diffwindow.models.translator import Translator, TranslatorConfig
-from diffwindow.tasks.batch import TensorBatch, evaluating, sweep
-from diffwindow.tasks.folder import save_folder
-from diffwindow.tasks.task import Loss, TaskOptions
+from diffwindow.tasks.model_folder import save_folder
+from diffwindow.tasks.task import Loss, TaskOptions, TensorBatch, sweep
 
 
 @dataclass(frozen=True)

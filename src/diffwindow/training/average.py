@@ -7,10 +7,9 @@ from pathlib import Path
 from diffwindow.files import write_atomically
 from diffwindow.models.manifest import MANIFEST, verify
 from diffwindow.models.pretrained import average_pretrained
-from diffwindow.tasks.folder import TASK
-from diffwindow.training.checkpoint import write_checkpoint
-from diffwindow.training.run import Run
-from diffwindow.training.shelf import Shelf
+from diffwindow.tasks.model_folder import TASK
+from diffwindow.training.checkpoints import Shelf, write_checkpoint
+from diffwindow.training.run_folder import Run
 
 
 def average_run(folder: Path, last: int, target: Path) -> list[int]:

@@ -16,10 +16,10 @@ from diffwindow.files import locked
 from diffwindow.tasks.task import Task
 from diffwindow.training.config import Config
 from diffwindow.training.distributed import World, connected
-from diffwindow.training.objective import pick_precision
-from diffwindow.training.run import Run
-from diffwindow.training.screen import Screen, Silent, Terminal
+from diffwindow.training.progress import Screen, Silent, Terminal
+from diffwindow.training.run_folder import Run
 from diffwindow.training.trainer import Trainer
+from diffwindow.training.updater import pick_precision
 
 
 def train(

@@ -12,14 +12,14 @@ import torch
 from torch import nn
 
 from diffwindow.data.batching import TokenBatches
+from diffwindow.figures.learning_curves import CURVES, draw_curves
 from diffwindow.files import remove_temporaries
 from diffwindow.tasks.task import B, Task
-from diffwindow.training.checkpoint import read_checkpoint, write_checkpoint
+from diffwindow.training.batch_loader import Feed, Step
+from diffwindow.training.checkpoints import Shelf, read_checkpoint, write_checkpoint
 from diffwindow.training.config import TrainConfig
-from diffwindow.training.curves import CURVES, draw_curves
 from diffwindow.training.distributed import World
-from diffwindow.training.feed import Feed, Step
-from diffwindow.training.guards import (
+from diffwindow.training.failures import (
     Interrupted,
     Stop,
     TrainingError,
@@ -28,10 +28,9 @@ from diffwindow.training.guards import (
     is_lost_peer,
 )
 from diffwindow.training.logs import LOG, Journal, read_records
+from diffwindow.training.optimizer import learning_rate
+from diffwindow.training.progress import Screen
 from diffwindow.training.rng import seed_everything
-from diffwindow.training.schedule import learning_rate
-from diffwindow.training.screen import Screen
-from diffwindow.training.shelf import Shelf
 from diffwindow.training.state import TrainState, load_weights, restored
 from diffwindow.training.updater import Updater
 

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from diffwindow.modules.stacked_attention import Maps, StackedAttention
-from diffwindow.modules.view import EVERYTHING, View
-from diffwindow.modules.window_attention import WindowAttention
+from diffwindow.attention.stacked_attention import Maps, StackedAttention
+from diffwindow.attention.visibility import EVERYTHING, View
+from diffwindow.attention.window_attention import WindowAttention
 from diffwindow.ops import WindowMaps
 from diffwindow.view.trace import Array, AttentionTrace, LayerMaps
 
@@ -207,7 +207,7 @@ def _numbers(roles: Mapping[str, str]) -> dict[str, int]:
 
 
 def kind_of(module: StackedAttention) -> str:
-    """Name a kind of attention as the notation does, as far as its settings show in pictures.
+    """Name a kind of attention as the notation does, as its settings show in pictures.
 
     >>> kind_of(WindowAttention(8, 2, window="multiplicative", segment_size=5))
     'MW, segments of 5'

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from diffwindow.view.figure import Panel, attention_grid
+from diffwindow.figures.attention_maps import Panel, attention_grid
 from diffwindow.view.trace import Array, AttentionTrace, Head, LayerMaps, sizes
 
 if TYPE_CHECKING:

@@ -131,8 +131,8 @@ class AttentionTrace:
         against: AttentionTrace | None = None,
     ) -> None:
         """Write the figure, or the page if the name ends in .html; the file is whole or not there."""
+        from diffwindow.figures.attention_maps import save_figure
         from diffwindow.files import write_atomically
-        from diffwindow.view.figure import save_figure
 
         path = Path(path)
         if path.suffix.lower() in (".html", ".htm"):

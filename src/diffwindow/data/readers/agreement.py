@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from diffwindow.data.audit import Audit, Row
-from diffwindow.data.lines import headed_rows, table_rows
+from diffwindow.data.lines import Audit, Row, headed_rows, table_rows
 
 NUMBERS = {"VBZ": 0, "VBP": 1}
 UNKNOWN = -1

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from diffwindow.data.audit import Audit, CorpusError, Row
-from diffwindow.data.lines import MAX_LINE, decoded, opened, table_rows
+from diffwindow.data.lines import MAX_LINE, Audit, CorpusError, Row, decoded, opened, table_rows
 from diffwindow.data.readers.labelled import labelled
 
 FOLDERS = {"neg": "0", "pos": "1"}

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from diffwindow.data.audit import Audit, Row
-from diffwindow.data.lines import table_rows
+from diffwindow.data.lines import Audit, Row, table_rows
 
 
 def labelled(

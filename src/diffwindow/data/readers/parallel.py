@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from itertools import zip_longest
 from pathlib import Path
 
-from diffwindow.data.audit import Audit, Row
-from diffwindow.data.lines import decoded, raw_lines, table_rows
+from diffwindow.data.lines import Audit, Row, decoded, raw_lines, table_rows
 
 
 def two_files(source: Path, target: Path, audit: Audit) -> Iterator[Row]:

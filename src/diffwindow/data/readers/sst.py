@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from diffwindow.data.audit import Audit, Row
-from diffwindow.data.lines import headed_rows, text_lines
+from diffwindow.data.lines import Audit, Row, headed_rows, text_lines
 from diffwindow.data.readers.labelled import labelled
 
 Labels = Literal["binary", "five"]

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
-from diffwindow.data.audit import Audit, Row
-from diffwindow.data.lines import text_lines
+from diffwindow.data.lines import Audit, Row, text_lines
 
 Blank = Literal["keep", "error"]
 

@@ -1,0 +1,155 @@
+"""StackedAttention: what every multi-head attention here shares, one projection and one call."""
+
+from typing import Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from diffwindow import ops
+from diffwindow.attention.visibility import EVERYTHING, View
+
+Init = Literal["stacked", "separate"]
+INITS: tuple[str, ...] = get_args(Init)
+Maps = ops.WindowMaps | Float[Tensor, "b h q k"]
+
+
+class StackedAttention(nn.Module):
+    """Multi-head attention with its projections in one matrix: the queries, the keys, then the values.
+
+    `score_dims` are the head widths of the pairs of queries and keys that a kind compares: a plain attention
+    has one pair, as the values; a window has more. Projecting is apart from attending, so that a
+    decoder can keep `project_keys` of its prefix, and of the source, and no kind of attention needs to know
+    whether its keys are new or kept. In self-attention the queries are always the last of the keys, which is
+    how a kind with relative positions knows where they stand.
+    """
+
+    # how `reset_parameters` initialises the stacked projection
+    init: Init = "stacked"
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        score_dims: tuple[int, ...] | None = None,
+        dropout: float = 0.0,
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        check_heads(embed_dim, num_heads)
+        ops.check_dropout("dropout", dropout)
+        self.embed_dim = embed_dim
+        self.num_heads = num_heads
+        self.dropout = dropout
+        head_dim = embed_dim // num_heads
+        self._query_dims = score_dims or (head_dim,)
+        self._key_dims = (*self._query_dims, head_dim)
+        self._query_width = num_heads * sum(self._query_dims)
+        self._key_width = num_heads * sum(self._key_dims)
+        self.in_proj = nn.Linear(embed_dim, self._query_width + self._key_width, bias=bias)
+        self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Initialise: Xavier-uniform weights and zero biases."""
+        self.init_projections(self.init)
+        nn.init.xavier_uniform_(self.out_proj.weight)
+        for projection in (self.in_proj, self.out_proj):
+            if projection.bias is not None:
+                nn.init.zeros_(projection.bias)
+
+    def init_projections(self, init: Init) -> None:
+        """Initialise the stacked projection Xavier-uniform, as one matrix or block by block.
+
+        As one matrix its weights are smaller, and windows start wider: √(6 / (d + 9d)) at most for an
+        additive window of width d, against √(6 / 2d).
+        """
+        ops.check_choice("init", init, INITS)
+        self.init = init
+        blocks = [dim * self.num_heads for dim in (*self._query_dims, *self._key_dims)]
+        weight = self.in_proj.weight.detach()
+        for block in weight.split(blocks) if init == "separate" else (weight,):
+            nn.init.xavier_uniform_(block)
+
+    def plain_rows(self) -> tuple[slice, slice, slice]:
+        """Return the rows of the stacked projection that a plain attention has: queries, keys and values."""
+        first, last = self._query_width, self._query_width + self._key_width
+        width = self.embed_dim
+        return slice(0, width), slice(first, first + width), slice(last - width, last)
+
+    def project_queries(self, query: Float[Tensor, "b q d"]) -> Float[Tensor, "b q stack"]:
+        """Project queries for the scores, stacked along the width."""
+        return self._project_rows(query, 0, self._query_width)
+
+    def project_keys(
+        self, key: Float[Tensor, "b k d"], value: Float[Tensor, "b k d"] | None = None
+    ) -> Float[Tensor, "b k stack"]:
+        """Project keys and values, stacked along the width: what a decoder caches. Values default to keys."""
+        last = self._query_width + self._key_width
+        if value is None or value is key:
+            return self._project_rows(key, self._query_width, last)
+        keys = self._project_rows(key, self._query_width, last - self.embed_dim)
+        values = self._project_rows(value, last - self.embed_dim, last)
+        return torch.cat([keys, values], dim=-1)
+
+    def project_self(
+        self, x: Float[Tensor, "b n d"]
+    ) -> tuple[Float[Tensor, "b n queries"], Float[Tensor, "b n keys"]]:
+        """Project a sequence that attends to itself, queries and keys, in one matrix product."""
+        queries, keys = self.in_proj(x).split([self._query_width, self._key_width], dim=-1)
+        return queries, keys
+
+    def attend(
+        self,
+        queries: Float[Tensor, "b q queries"],
+        keys: Float[Tensor, "b k keys"],
+        view: View = EVERYTHING,
+    ) -> Float[Tensor, "b q d"]:
+        """Attend with projected queries and keys, to what `view` shows."""
+        raise NotImplementedError
+
+    def maps(
+        self,
+        queries: Float[Tensor, "b q queries"],
+        keys: Float[Tensor, "b k keys"],
+        view: View = EVERYTHING,
+    ) -> Maps:
+        """Give what `attend` does with these arguments, but without dropout: weights and, if any, window."""
+        raise NotImplementedError
+
+    def _project_rows(self, x: Tensor, first: int, last: int) -> Tensor:
+        """Apply the rows `first` to `last` of the stacked projection."""
+        # What has taken the layer's place, a quantized or an adapted one, may not compute with its weight.
+        if type(self.in_proj) is not nn.Linear:
+            projected: Tensor = self.in_proj(x)
+            return projected[..., first:last]
+        bias = self.in_proj.bias
+        return F.linear(x, self.in_proj.weight[first:last], None if bias is None else bias[first:last])
+
+    def _query_heads(self, queries: Float[Tensor, "b q queries"]) -> tuple[Tensor, ...]:
+        """View projected queries as `[b h q e]` tensors, without a copy."""
+        return _split_heads(queries, self._query_dims, self.num_heads)
+
+    def _key_heads(self, keys: Float[Tensor, "b k keys"]) -> tuple[Tensor, ...]:
+        """View projected keys and values as `[b h k e]` tensors, without a copy; the values are the last."""
+        return _split_heads(keys, self._key_dims, self.num_heads)
+
+    def _merge_heads(self, heads: Float[Tensor, "b h q e"]) -> Float[Tensor, "b q d"]:
+        output: Tensor = self.out_proj(heads.transpose(1, 2).flatten(2))
+        return output
+
+    def _active_dropout(self) -> float:
+        return self.dropout if self.training else 0.0
+
+
+def check_heads(embed_dim: int, num_heads: int) -> None:
+    """Raise unless the width divides into heads."""
+    if embed_dim < 1 or num_heads < 1 or embed_dim % num_heads != 0:
+        raise ValueError(f"embed_dim={embed_dim} is not divisible by num_heads={num_heads}")
+
+
+def _split_heads(stack: Tensor, dims: tuple[int, ...], num_heads: int) -> tuple[Tensor, ...]:
+    blocks = stack.split([num_heads * dim for dim in dims], dim=-1)
+    return tuple(block.unflatten(-1, (num_heads, -1)).transpose(1, 2) for block in blocks)

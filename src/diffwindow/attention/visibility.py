@@ -1,0 +1,107 @@
+"""From PyTorch's masks, True where a query may not look, to ours, True where it may."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from diffwindow import ops
+
+
+def read_masks(
+    key_padding_mask: Tensor | None, attn_mask: Tensor | None, shape: tuple[int, int, int, int]
+) -> tuple[Bool[Tensor, "..."] | None, Float[Tensor, "..."] | None]:
+    """Turn the masks of a `torch.nn.MultiheadAttention` call into a mask and a bias as `ops` takes them.
+
+    Boolean masks join to one that broadcasts to `shape`, b h q k. Float masks are added to the scores.
+    """
+    batch, heads, queries, keys = shape
+    masks = []
+    if key_padding_mask is not None:
+        _check_mask("key_padding_mask", key_padding_mask, [(batch, keys)])
+        masks.append(key_padding_mask.view(batch, 1, 1, keys))
+    if attn_mask is not None:
+        _check_mask("attn_mask", attn_mask, [(queries, keys), (batch * heads, queries, keys)])
+        masks.append(attn_mask.view(batch, heads, queries, keys) if attn_mask.dim() == 3 else attn_mask)
+    visible, bias = None, None
+    for mask in masks:
+        if mask.dtype == torch.bool:
+            visible = ~mask if visible is None else visible & ~mask
+        else:
+            bias = mask if bias is None else bias + mask
+    return visible, bias
+
+
+def first_visible_key(key_padding_mask: Tensor | None) -> Int[Tensor, " b"] | None:
+    """Give the first real key of each sequence, where its segments start; 0 if there is none.
+
+    >>> first_visible_key(torch.tensor([[True, True, False], [False, False, True]]))
+    tensor([2, 0])
+    """
+    if key_padding_mask is None:
+        return None
+    return first_true(~hidden(key_padding_mask))
+
+
+def first_true(mask: Bool[Tensor, "b n"]) -> Int[Tensor, " b"]:
+    """Give the first True of each row; 0 if there is none, or no column at all."""
+    return mask.long().argmax(-1) if mask.shape[-1] else mask.new_zeros(mask.shape[0], dtype=torch.long)
+
+
+def hidden(mask: Tensor) -> Bool[Tensor, "..."]:
+    """Return where a PyTorch mask hides: where a boolean one is True, or a float one -inf."""
+    return mask if mask.dtype == torch.bool else mask == float("-inf")
+
+
+def _check_mask(name: str, mask: Tensor, shapes: list[tuple[int, ...]]) -> None:
+    if mask.dtype != torch.bool and not mask.is_floating_point():
+        raise TypeError(f"{name} is {mask.dtype}; pass a boolean mask, True where a query may not look")
+    # number by number: traced sizes are compared by value only so
+    if not any(
+        mask.dim() == len(shape) and all(mask.shape[i] == n for i, n in enumerate(shape)) for shape in shapes
+    ):
+        wanted = " or ".join(str(list(shape)) for shape in shapes)
+        raise ValueError(f"{name} has shape {list(mask.shape)}, not {wanted}")
+
+
+class View(NamedTuple):
+    """The masks of an attention, as in `ops`, and the first real key of each sequence."""
+
+    attn_mask: Bool[Tensor, "..."] | None = None
+    is_causal: bool = False
+    segment_origin: Int[Tensor, " b"] | None = None
+
+    def visible(self, q: Float[Tensor, "b h q e"], k: Float[Tensor, "b h k e"]) -> Bool[Tensor, "..."] | None:
+        """Give the masks as one; None means that everything is visible."""
+        return ops.visible_mask(q, k, attn_mask=self.attn_mask, is_causal=self.is_causal)
+
+    def select(self, sequences: Int[Tensor, " b2"]) -> "View":
+        """Keep these sequences of the batch, where the view tells them apart."""
+        mask, origin = self.attn_mask, self.segment_origin
+        return View(
+            None if mask is None else mask[sequences],
+            self.is_causal,
+            None if origin is None else origin[sequences],
+        )
+
+    def positions(self, length: int) -> Int[Tensor, "b n"] | None:
+        """Count positions from each sequence's first real token; None where that is the first of all."""
+        if self.segment_origin is None:
+            return None
+        position = torch.arange(length, device=self.segment_origin.device)
+        return (position - self.segment_origin[:, None]).clamp(min=0)
+
+
+EVERYTHING = View()
+
+
+def padded_view(mask: Bool[Tensor, "b n"] | None, *, is_causal: bool = False) -> View:
+    """See the real tokens, where `mask` is True; None means that all are.
+
+    >>> padded_view(torch.tensor([[False, True, True]])).segment_origin
+    tensor([1])
+    """
+    if mask is None:
+        return View(is_causal=is_causal)
+    return View(mask[:, None, None, :], is_causal, first_true(mask))

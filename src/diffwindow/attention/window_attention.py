@@ -1,0 +1,312 @@
+"""WindowAttention: multi-head attention that learns, for every query and head, where to look."""
+
+from functools import partial
+from typing import Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from diffwindow import functional, ops
+from diffwindow.arguments import EXPECTATIONS, Expectation, check_not_nested
+from diffwindow.attention.plain_attention import plain_attention
+from diffwindow.attention.stacked_attention import StackedAttention, check_heads
+from diffwindow.attention.visibility import EVERYTHING, View, first_visible_key, hidden, read_masks
+
+Window = Literal["additive", "multiplicative"]
+WINDOWS: tuple[str, ...] = get_args(Window)
+
+
+class WindowAttention(StackedAttention):
+    """Attend through a learned window, with the call of `torch.nn.MultiheadAttention`.
+
+    One stacked projection holds, in this order, the queries (global, left, right, local), the keys (the
+    same) and the values; a multiplicative window has no local pair. It is initialised Xavier-uniform as a
+    whole, so pointers start near uniform; biases start at zero. `boundary_dim`, the head width of the left
+    and right pairs, is that of the others unless a smaller one is given.
+
+    `gate=True` gives a multiplicative window one learned g per head: the weights are
+    softmax(s) ⊙ (1 + g(M − 1)), with g = 0 at the start, so that a window added to a trained model changes
+    nothing at first. The paper has no gate.
+
+    >>> attention = WindowAttention(16, num_heads=2, window="multiplicative", segment_size=5)
+    >>> x = torch.randn(3, 7, 16)
+    >>> output, weights = attention(x, x, x)
+    >>> output.shape, weights.shape
+    (torch.Size([3, 7, 16]), torch.Size([3, 7, 7]))
+    """
+
+    # torch.nn.TransformerEncoderLayer and TransformerEncoder ask these whether they may skip the call of
+    # this module and run a fused plain attention on its weights: they may not.
+    _qkv_same_embed_dim = False
+    in_proj_bias = None
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        *,
+        window: Window = "additive",
+        segment_size: int = 1,
+        expectation: Expectation = "paper",
+        boundary_dim: int | None = None,
+        gate: bool = False,
+        batch_first: bool = True,
+        impl: ops.Impl = "auto",
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        ops.check_choice("window", window, WINDOWS)
+        ops.check_choice("expectation", expectation, EXPECTATIONS)
+        ops.check_choice("impl", impl, ops.IMPLS)
+        ops.check_segment_size(segment_size)
+        check_heads(embed_dim, num_heads)
+        head_dim = embed_dim // num_heads
+        boundary_dim = head_dim if boundary_dim is None else boundary_dim
+        _check_boundary_dim(boundary_dim, head_dim)
+        # Queries and keys of the score, the two boundaries and, if additive, the local score.
+        local = (head_dim,) if window == "additive" else ()
+        score_dims = (head_dim, boundary_dim, boundary_dim, *local)
+        super().__init__(embed_dim, num_heads, score_dims=score_dims, dropout=dropout, bias=bias)
+        if gate and window != "multiplicative":
+            raise ValueError(f'gate=True is for window="multiplicative", not {window!r}')
+        self.gate = nn.Parameter(torch.zeros(num_heads)) if gate else None
+        self.window = window
+        self.segment_size = segment_size
+        self.expectation: Expectation = expectation
+        self.boundary_dim = boundary_dim
+        self.batch_first = batch_first
+        self.impl: ops.Impl = impl
+        self.to(device=device, dtype=dtype)
+
+    def reset_parameters(self) -> None:
+        """Initialise: Xavier-uniform weights, zero biases, a closed gate."""
+        super().reset_parameters()
+        # not there yet in the constructor of the base class
+        if (gate := self._parameters.get("gate")) is not None:
+            nn.init.zeros_(gate)
+
+    def local_query_rows(self) -> slice:
+        """Return the rows of the stacked projection that make the queries of the local score, if any."""
+        width = self.embed_dim if self.window == "additive" else 0
+        return slice(self._query_width - width, self._query_width)
+
+    def forward(
+        self,
+        query: Float[Tensor, "..."],
+        key: Float[Tensor, "..."],
+        value: Float[Tensor, "..."],
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."] | None]:
+        """Attend; the arguments and results are those of `torch.nn.MultiheadAttention`.
+
+        As there, masks are True where a query may *not* look, or floats that are added to the scores, of
+        which -inf hides; `need_weights=False` is faster. The weights are those used, for a multiplicative
+        window the product with the window. `is_causal=True` needs no `attn_mask` beside it.
+        """
+        batched = query.dim() == 3
+        query, key, value = self._as_batches(query, key, value)
+        view, bias = self._view(query, key, key_padding_mask, attn_mask, is_causal=is_causal, batched=batched)
+        queries, keys = self._project(query, key, value, key_padding_mask)
+        weights = None
+        if need_weights:
+            # a multiplicative window multiplies each weight, so dropout is the same before it or after
+            used = F.dropout(self.maps(queries, keys, view, bias).weights, self._active_dropout())
+            v = self._key_heads(keys)[-1]
+            seen = _seen(self._query_heads(queries)[0], v, view, bias)
+            output = self._merge_heads(functional.attend(used, v, mask=seen))
+            weights = used.mean(1) if average_attn_weights else used
+            weights = weights if batched else weights.squeeze(0)
+        else:
+            output = self.attend(queries, keys, view, bias)
+        if not batched:
+            return output.squeeze(0), weights
+        return (output if self.batch_first else output.transpose(0, 1)), weights
+
+    def inspect(
+        self,
+        query: Float[Tensor, "..."],
+        key: Float[Tensor, "..."],
+        *,
+        key_padding_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+    ) -> ops.WindowMaps:
+        """Give the weights without dropout, the window and both boundary distributions, each `[b h q k]`.
+
+        >>> attention, x = WindowAttention(16, num_heads=2), torch.randn(3, 7, 16)
+        >>> attention.inspect(x, x).window.shape
+        torch.Size([3, 2, 7, 7])
+        """
+        batched = query.dim() == 3
+        query, key, _ = self._as_batches(query, key, key)
+        view, bias = self._view(query, key, key_padding_mask, attn_mask, is_causal=is_causal, batched=batched)
+        return self.maps(*self._project(query, key, key, key_padding_mask), view, bias)
+
+    def attend(
+        self,
+        queries: Float[Tensor, "b q queries"],
+        keys: Float[Tensor, "b k keys"],
+        view: View = EVERYTHING,
+        attn_bias: Float[Tensor, "..."] | None = None,
+    ) -> Float[Tensor, "b q d"]:
+        """Attend with projected queries and keys, to what `view` shows, with a bias as in `ops`."""
+        q, q_left, q_right, *q_local = self._query_heads(queries)
+        k, k_left, k_right, *k_local, v = self._key_heads(keys)
+        operation = (
+            partial(ops.additive_window_attention, q, k, v, q_local[0], k_local[0])
+            if self.window == "additive"
+            else partial(ops.multiplicative_window_attention, q, k, v)
+        )
+        heads = operation(
+            ops.Boundaries(q_left, k_left, q_right, k_right),
+            **view._asdict(),
+            attn_bias=attn_bias,
+            segment_size=self.segment_size,
+            expectation=self.expectation,
+            dropout_p=self._active_dropout(),
+            impl=self.impl,
+        )
+        if self.gate is not None:
+            # dropout is drawn anew, apart from that of the windowed heads
+            seen = _seen(q, k, view, attn_bias)
+            k, v = (functional.zero_unseen_keys(x, seen) for x in (k, v))
+            bias = None if attn_bias is None else attn_bias.to(q.dtype)
+            plain = plain_attention(q, k, v, view, bias, dropout_p=self._active_dropout())
+            heads = mix_heads(plain, heads, self.gate)
+        return self._merge_heads(heads)
+
+    def maps(
+        self,
+        queries: Float[Tensor, "b q queries"],
+        keys: Float[Tensor, "b k keys"],
+        view: View = EVERYTHING,
+        attn_bias: Float[Tensor, "..."] | None = None,
+    ) -> ops.WindowMaps:
+        """Give what `attend` does with these arguments to each pair of query and key, without dropout."""
+        q, q_left, q_right, *q_local = self._query_heads(queries)
+        k, k_left, k_right, *k_local, _ = self._key_heads(keys)
+        maps = ops.window_maps(
+            q,
+            k,
+            ops.Boundaries(q_left, k_left, q_right, k_right),
+            (q_local[0], k_local[0]) if self.window == "additive" else None,
+            **view._asdict(),
+            attn_bias=attn_bias,
+            segment_size=self.segment_size,
+            expectation=self.expectation,
+        )
+        if self.gate is None:
+            return maps
+        seen = _seen(q, k, view, attn_bias)
+        score = functional.scores(q, k, mask=seen)
+        plain = functional.masked_softmax(score if attn_bias is None else score + attn_bias, seen)
+        return maps._replace(weights=mix_heads(plain, maps.weights, self.gate))
+
+    @property
+    def in_proj_weight(self) -> "_NoFastPath":
+        """Keep torch's encoder, which looks for this name, off its fused path."""
+        return _NoFastPath()
+
+    def extra_repr(self) -> str:
+        """Show the settings in the module's repr."""
+        return (
+            f"{self.embed_dim}, num_heads={self.num_heads}, window={self.window!r}, "
+            f"segment_size={self.segment_size}, expectation={self.expectation!r}, "
+            f"boundary_dim={self.boundary_dim}, gate={self.gate is not None}, dropout={self.dropout}, "
+            f"batch_first={self.batch_first}, impl={self.impl!r}"
+        )
+
+    def _as_batches(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Check the shapes and give all three as `[b n d]`, keeping which of them are one tensor."""
+        layout = "[batch, length, embed_dim]" if self.batch_first else "[length, batch, embed_dim]"
+        for name, x in (("query", query), ("key", key), ("value", value)):
+            check_not_nested(name, x)
+            if x.dim() not in (2, 3) or x.dim() != query.dim() or x.shape[-1] != self.embed_dim:
+                raise ValueError(
+                    f"{name} has shape {list(x.shape)}, not {layout} with embed_dim={self.embed_dim} "
+                    "(or all three without the batch)"
+                )
+
+        def as_batch(x: Tensor) -> Tensor:
+            if x.dim() == 2:
+                return x.unsqueeze(0)
+            return x if self.batch_first else x.transpose(0, 1)
+
+        batch_query = as_batch(query)
+        batch_key = batch_query if key is query else as_batch(key)
+        batch_value = batch_key if value is key else as_batch(value)
+        if batch_key.shape[0] != batch_query.shape[0] or batch_value.shape != batch_key.shape:
+            raise ValueError(
+                f"query {list(query.shape)}, key {list(key.shape)} and value {list(value.shape)} "
+                f"do not agree in batch and length; the layout is {layout}"
+            )
+        return batch_query, batch_key, batch_value
+
+    def _view(
+        self,
+        query: Tensor,
+        key: Tensor,
+        key_padding_mask: Tensor | None,
+        attn_mask: Tensor | None,
+        *,
+        is_causal: bool,
+        batched: bool,
+    ) -> tuple[View, Tensor | None]:
+        """Read the call's masks: which keys are visible, where the segments start, and the scores' bias."""
+        if key_padding_mask is not None and not batched:
+            key_padding_mask = key_padding_mask.unsqueeze(0)
+        shape = (query.shape[0], self.num_heads, query.shape[1], key.shape[1])
+        visible, bias = read_masks(key_padding_mask, attn_mask, shape)
+        return View(visible, is_causal, first_visible_key(key_padding_mask)), bias
+
+    def _project(
+        self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        if query is key and key is value:
+            return self.project_self(query)
+        if key_padding_mask is not None:
+            # NaN in padding would pass into the gradient of the projection
+            padding = hidden(key_padding_mask)[..., None]
+            cleared = key.masked_fill(padding, 0.0)
+            key, value = cleared, cleared if value is key else value.masked_fill(padding, 0.0)
+        return self.project_queries(query), self.project_keys(key, value)
+
+
+def mix_heads(
+    plain: Float[Tensor, "b h q n"], windowed: Float[Tensor, "b h q n"], gate: Float[Tensor, " h"]
+) -> Float[Tensor, "b h q n"]:
+    """Open the window of each head by its gate: (1 − g) · plain + g · windowed, exactly plain at g = 0.
+
+    The weights are softmax(s) ⊙ (1 + g(M − 1)), which is linear in M: so this also mixes outputs.
+
+    >>> mix_heads(torch.ones(1, 2, 1, 1), torch.zeros(1, 2, 1, 1), torch.tensor([0.0, 0.25])).flatten()
+    tensor([1.0000, 0.7500])
+    """
+    return torch.lerp(plain, windowed, gate.to(plain.dtype)[:, None, None])
+
+
+def _seen(q: Tensor, k: Tensor, view: View, attn_bias: Tensor | None) -> Tensor | None:
+    """Join what `view` and the bias hide."""
+    return ops.visible_mask(q, k, attn_mask=view.attn_mask, attn_bias=attn_bias, is_causal=view.is_causal)
+
+
+def _check_boundary_dim(boundary_dim: int, head_dim: int) -> None:
+    if isinstance(boundary_dim, bool) or not isinstance(boundary_dim, int):
+        raise TypeError(f"boundary_dim={boundary_dim!r} is not an integer")
+    if not 1 <= boundary_dim <= head_dim:
+        raise ValueError(f"boundary_dim={boundary_dim} is not a width from 1 to that of a head, {head_dim}")
+
+
+class _NoFastPath:
+    """Stands for a weight in torch's checks, which leave alone whatever overrides `__torch_function__`."""
+
+    def __torch_function__(self, *_: object) -> object:
+        return NotImplemented

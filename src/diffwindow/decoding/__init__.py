@@ -1,0 +1,1 @@
+"""Search for outputs: greedy, beam and sampling over any model with `step`."""

@@ -1,0 +1,95 @@
+"""Sampling: paths drawn from the model, by temperature, top-k and top-p, the same for the same seed."""
+
+from functools import partial
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from diffwindow.decoding.search import (
+    Candidates,
+    Hypothesis,
+    Step,
+    Stepper,
+    forbid,
+    log_partition,
+    search,
+)
+from diffwindow.decoding.state import Start
+
+
+def sample(
+    model: Stepper,
+    start: Start,
+    *,
+    seed: int,
+    samples: int = 1,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float = 1.0,
+    length_penalty: float = 0.6,
+) -> list[list[Hypothesis]]:
+    """Draw `samples` hypotheses of each sentence and give them best first.
+
+    Tokens are drawn from softmax(logits / temperature), cut to its `top_k` most probable tokens and then to
+    the fewest of these that hold the mass `top_p`; `log_prob` and `score` are the model's own, before both.
+    Sentence i draws from the seed `seed + i`, whatever else is in the batch.
+    """
+    if temperature <= 0:
+        raise ValueError(f"temperature={temperature} is not above 0; greedy_search is its limit at 0")
+    if top_k is not None and top_k < 1:
+        raise ValueError(f"top_k={top_k} is below 1; None keeps all tokens")
+    if not 0 < top_p <= 1:
+        raise ValueError(f"top_p={top_p} is not above 0 and at most 1 (1 keeps all tokens)")
+    if samples < 1:
+        raise ValueError(f"samples={samples} is below 1")
+    noise = _noise(seed, start.limits, samples)
+    propose = partial(_continue_each, noise, temperature, top_k, top_p)
+    return search(
+        model, start, propose, width=samples, slots=samples, length_penalty=length_penalty, n_best=samples
+    )
+
+
+def _noise(seed: int, limits: Int[Tensor, " s"], samples: int) -> Float[Tensor, "s t w"]:
+    """Draw one number in [0, 1) for each sentence, step and path; a sentence's do not depend on others."""
+    longest = int(limits.max()) + 1 if len(limits) else 0
+    noise = torch.empty(len(limits), longest, samples, dtype=torch.float64)
+    for sentence, rows in enumerate(noise):
+        rows.uniform_(generator=torch.Generator().manual_seed(seed + sentence))
+    return noise.to(limits.device)
+
+
+def _continue_each(
+    noise: Float[Tensor, "s t w"], temperature: float, top_k: int | None, top_p: float, step: Step
+) -> Candidates:
+    """Propose one continuation of each open path, drawn with the noise of its sentence, step and slot."""
+    total = log_partition(step.logits)
+    logits = forbid(step.logits, step.at_limit)
+    width = logits.shape[1]
+    at_step = noise[step.sentences, step.length - 1, :width]
+    tokens = draw(logits / temperature, at_step, top_k=top_k, top_p=top_p)
+    log_probs = (logits.gather(-1, tokens[..., None]) - total).squeeze(-1)
+    parents = torch.arange(width, device=tokens.device).expand_as(tokens)
+    return Candidates(parents, tokens, step.log_probs + log_probs)
+
+
+def draw(
+    logits: Float[Tensor, "*lead v"], noise: Float[Tensor, "*lead"], *, top_k: int | None, top_p: float
+) -> Int[Tensor, "*lead"]:
+    """Draw a token from the top of softmax(logits), by the inverse of its distribution function at `noise`.
+
+    >>> logits, noise = torch.tensor([0.1, 0.5, 0.4]).log(), torch.tensor([0.0, 0.49, 0.51, 0.91])
+    >>> draw(logits.expand(4, 3), noise, top_k=None, top_p=1.0)
+    tensor([1, 1, 2, 0])
+    >>> draw(logits.expand(4, 3), noise, top_k=None, top_p=0.8)
+    tensor([1, 1, 1, 2])
+    """
+    count = logits.shape[-1] if top_k is None else min(top_k, logits.shape[-1])
+    top, tokens = logits.double().topk(count)
+    probability = top.softmax(-1)
+    cumulative = probability.cumsum(-1)
+    # The last token kept is the one whose predecessors hold less than top_p.
+    last = (cumulative - probability < top_p).sum(-1, keepdim=True) - 1
+    target = noise.double()[..., None] * cumulative.gather(-1, last)
+    index = torch.searchsorted(cumulative, target, right=True).minimum(last)
+    return tokens.gather(-1, index).squeeze(-1)

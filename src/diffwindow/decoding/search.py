@@ -1,0 +1,203 @@
+"""The search that greedy, beam and sampling share: they differ in the continuations that they propose.
+
+Shapes: s sentences, w open hypotheses of a sentence, c candidates of a sentence, v vocabulary.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from diffwindow.decoding.state import BOS, Start
+from diffwindow.functional import at_least_fp32
+from diffwindow.layers.embedding import PAD
+
+EOS = 2
+
+
+@runtime_checkable
+class Stepper(Protocol):
+    """A model that decodes step by step: a `Translator`, a `LanguageModel`."""
+
+    def step(self, tokens: Int[Tensor, "s w"], state: Any) -> Float[Tensor, "s w v"]:
+        """Append one token to each hypothesis and give the logits of the next."""
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """A complete output: the tokens between its opening and its end, neither of which is among them.
+
+    `log_prob` includes the end. `ended` is False where the search met its limit, not the model its end.
+    """
+
+    tokens: tuple[int, ...]
+    log_prob: float
+    score: float
+    ended: bool
+
+
+def normalized(log_prob: float, length: int, length_penalty: float) -> float:
+    """Score a hypothesis of `length` tokens, the end included: log p / length^α.
+
+    >>> normalized(-8.0, 16, 0.5)
+    -2.0
+    """
+    return log_prob / math.pow(length, length_penalty)
+
+
+def bound(log_prob: float, shortest: int, longest: int, length_penalty: float) -> float:
+    """Bound the score of all that can grow from a prefix.
+
+    log p ≤ 0 only falls as the prefix grows, and length^α is monotone, so the best score that any of its
+    completions can have is that of log p at one of the two extreme lengths, whatever the sign of α.
+
+    >>> bound(-8.0, 4, 16, 0.5), bound(-8.0, 4, 16, 0.0), bound(-8.0, 4, 16, -0.5)
+    (-2.0, -8.0, -16.0)
+    """
+    return max(normalized(log_prob, length, length_penalty) for length in (shortest, longest))
+
+
+class Step(NamedTuple):
+    """What a step of a search knows: the logits, which are its own to change, and log p so far."""
+
+    logits: Float[Tensor, "s w v"]
+    log_probs: Float[Tensor, "s w"]
+    at_limit: Bool[Tensor, " s"]
+    sentences: Int[Tensor, " s"]
+    length: int
+
+
+class Candidates(NamedTuple):
+    """Continuations of a sentence's open hypotheses, best first; `parents` says which each continues."""
+
+    parents: Int[Tensor, "s c"]
+    tokens: Int[Tensor, "s c"]
+    log_probs: Float[Tensor, "s c"]
+
+
+# Gives the candidates for the slots of each sentence; log p = −∞ marks one that is none.
+Propose = Callable[[Step], Candidates]
+
+
+@torch.no_grad()
+def search(
+    model: Stepper,
+    start: Start,
+    propose: Propose,
+    *,
+    width: int,
+    slots: int,
+    length_penalty: float,
+    n_best: int,
+) -> list[list[Hypothesis]]:
+    """Find the `n_best` hypotheses of each sentence, best first, by log p / length^length_penalty.
+
+    A sentence begins with `width` equal hypotheses and has `slots` slots. At each step its candidates take
+    the slots left, best first; one that ends keeps its slot for good. A sentence is done when no slot is
+    open, or when no open hypothesis can still score above its `n_best` finished ones (see `bound`); it then
+    leaves the batch.
+    """
+    results = [_Finished(limit, length_penalty, n_best) for limit in start.limits.tolist()]
+    running, state, limits, device = results, start.state, start.limits, start.first.device
+    sentences = torch.arange(len(results), device=device)
+    prefixes = start.first[:, None, None].expand(-1, width, 1)
+    if width > 1:
+        state.select(sentences, torch.zeros_like(prefixes[..., 0]))
+    log_probs = torch.zeros(prefixes.shape[:2], device=device)
+    while running:
+        length = prefixes.shape[-1]
+        logits = model.step(prefixes[..., -1], state)
+        candidates = propose(Step(logits, log_probs, limits < length, sentences, length))
+        left = torch.tensor([slots - len(done.hypotheses) for done in running], device=device)
+        ends, stays = _fill(candidates, left)
+        for row, rank in ends.nonzero().tolist():
+            prefix = prefixes[row, candidates.parents[row, rank], 1:]
+            running[row].add(prefix.tolist(), candidates.log_probs[row, rank].item())
+        best_open = candidates.log_probs.where(stays, -torch.inf).amax(-1).tolist()
+        rows = [row for row, best in enumerate(best_open) if not running[row].settled(best, length)]
+        running, kept = [running[row] for row in rows], torch.tensor(rows, dtype=torch.long, device=device)
+        parents, tokens, log_probs = _close_ranks(candidates, stays, kept)
+        if not _unchanged(kept, parents, prefixes):
+            state.select(kept, parents)
+        sentences, limits = sentences[kept], limits[kept]
+        prefixes = torch.cat([prefixes[kept[:, None], parents], tokens[..., None]], dim=-1)
+    if not all(done.hypotheses for done in results):
+        raise ValueError(
+            "every output has probability zero or NaN: the weights or inputs of the model are not finite"
+        )
+    return [done.best() for done in results]
+
+
+def log_partition(logits: Float[Tensor, "s w v"]) -> Float[Tensor, "s w 1"]:
+    """Give log Σ exp(logits), over all tokens: log-probabilities stay the model's own, never renormalised."""
+    return at_least_fp32(logits).logsumexp(-1, keepdim=True)
+
+
+def forbid(logits: Float[Tensor, "s w v"], at_limit: Bool[Tensor, " s"]) -> Float[Tensor, "s w v"]:
+    """Leave, in place, only what may follow: no padding, no opening, and at its limit only the end."""
+    logits[..., [PAD, BOS]] = -torch.inf
+    if at_limit.any():
+        ends = logits[at_limit, :, EOS]
+        logits[at_limit] = -torch.inf
+        logits[at_limit, :, EOS] = ends
+    return logits
+
+
+@dataclass
+class _Finished:
+    """The finished hypotheses of one sentence."""
+
+    limit: int
+    length_penalty: float
+    n_best: int
+    hypotheses: list[Hypothesis] = field(default_factory=list)
+
+    def add(self, tokens: list[int], log_prob: float) -> None:
+        """Take in a hypothesis that has ended."""
+        score = normalized(log_prob, len(tokens) + 1, self.length_penalty)
+        self.hypotheses.append(Hypothesis(tuple(tokens), log_prob, score, ended=len(tokens) < self.limit))
+
+    def best(self) -> list[Hypothesis]:
+        """Give the n best, best first; of equal ones the first to end."""
+        return sorted(self.hypotheses, key=lambda hypothesis: -hypothesis.score)[: self.n_best]
+
+    def settled(self, log_prob: float, length: int) -> bool:
+        """Say whether nothing that grows from open prefixes of `length` tokens can get among the n best."""
+        if log_prob == -torch.inf:
+            return True
+        if len(self.hypotheses) < self.n_best:
+            return False
+        highest = bound(log_prob, length + 1, self.limit + 1, self.length_penalty)
+        return self.best()[-1].score >= highest
+
+
+def _fill(
+    candidates: Candidates, slots: Int[Tensor, " s"]
+) -> tuple[Bool[Tensor, "s c"], Bool[Tensor, "s c"]]:
+    """Give the slots left to the best candidates: those that end there, and those that stay open."""
+    rank = torch.arange(candidates.tokens.shape[-1], device=slots.device)
+    chosen = (rank < slots[:, None]) & candidates.log_probs.isfinite()
+    ends = candidates.tokens == EOS
+    return chosen & ends, chosen & ~ends
+
+
+def _close_ranks(candidates: Candidates, stays: Bool[Tensor, "s c"], kept: Int[Tensor, " s2"]) -> Candidates:
+    """Of these sentences, move the candidates that stay to the front; empty slots have log p = −∞."""
+    stays = stays[kept]
+    width = int(stays.sum(-1).max()) if len(kept) else 0
+    order = stays.int().argsort(dim=-1, descending=True, stable=True)[:, :width]
+    parents, tokens, log_probs = (column[kept].gather(-1, order) for column in candidates)
+    return Candidates(parents, tokens, log_probs.where(stays.gather(-1, order), -torch.inf))
+
+
+def _unchanged(
+    kept: Int[Tensor, " s2"], parents: Int[Tensor, "s2 w2"], prefixes: Int[Tensor, "s w t"]
+) -> bool:
+    """Say whether every hypothesis goes on where it is, so that no cache needs to move."""
+    if len(kept) != len(prefixes) or parents.shape != prefixes.shape[:2]:
+        return False
+    return bool((parents == torch.arange(parents.shape[1], device=parents.device)).all())

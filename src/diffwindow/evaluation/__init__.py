@@ -1,0 +1,1 @@
+"""The evaluation of trained models: scores, comparisons and learned windows against gold ones."""

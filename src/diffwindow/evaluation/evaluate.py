@@ -1,0 +1,143 @@
+"""Evaluate a trained model on a split: every figure with what it takes to compare it."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diffwindow.data.tokenizer import EOS, UNK, moses_detokenizer
+from diffwindow.decoding.translate import Progress, Search, no_progress, translate
+from diffwindow.evaluation.windows import as_rows, has_gold_windows, window_fits
+from diffwindow.metrics.accuracy import accuracy, accuracy_by, mcnemar
+from diffwindow.metrics.bleu import bleu_terms, paired_bootstrap, translation_scores
+from diffwindow.metrics.outcomes import Terms, accuracy_terms
+from diffwindow.metrics.perplexity import word_perplexity
+from diffwindow.models.classifier import Classifier
+from diffwindow.models.translator import Translator
+from diffwindow.tasks.classification import Classification
+from diffwindow.tasks.language_modeling import LanguageModeling
+from diffwindow.tasks.registry import AnyTask
+from diffwindow.tasks.trained_model import Trained, target_language
+from diffwindow.tasks.translation import Translation
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Metrics, as plain data for JSON, the outcome of each example, and what a comparison needs."""
+
+    metrics: dict[str, Any]
+    terms: Terms
+    right: NDArray[np.bool_] | None = None
+    hypotheses: list[str] = field(default_factory=list)
+    references: list[str] = field(default_factory=list)
+    language: str = "en"
+
+
+def evaluate(
+    trained: Trained, task: AnyTask, split: str, search: Search, *, progress: Progress = no_progress
+) -> Evaluation:
+    """Evaluate a model on a split of its task's store."""
+    if isinstance(task, Translation):
+        return _translation(trained, task, split, search, progress)
+    if isinstance(task, Classification):
+        return _classification(trained, task, split)
+    return _language(trained, task, split)
+
+
+def _translation(
+    trained: Trained, task: Translation, split: str, search: Search, progress: Progress
+) -> Evaluation:
+    rows, tokenizer = task.store.split(split), task.store.tokenizer
+    sources = [rows.sequences["source"][index][:-1].tolist() for index in range(len(rows))]
+    targets = [rows.sequences["target"][index] for index in range(len(rows))]
+    found = translate(cast(Translator, trained.model), tokenizer, sources, search, progress=progress)
+    language = target_language(trained.corpus, trained.moses)
+    plain: Callable[[str], str] = moses_detokenizer(language) if "target" in trained.moses else str
+    hypotheses = [plain(best[0].text) for best in found]
+    references = [plain(tokenizer.decode(target.tolist())) for target in targets]
+    scores = translation_scores(hypotheses, references, language=language)
+    quick = task.validate(trained.model, split)
+    metrics = {
+        **{name: asdict(score) for name, score in scores.items()},
+        "perplexity_by_token": quick["perplexity"],
+        "sentences": len(hypotheses),
+        "in_pieces": sum(best[0].pieces > 1 for best in found),
+        # words that the vocabulary does not have are not in the references either: scores are then too high
+        "unknown_in_references": sum(int((target == UNK).sum()) for target in targets),
+    }
+    terms = bleu_terms(hypotheses, references)
+    return Evaluation(metrics, terms, hypotheses=hypotheses, references=references, language=language)
+
+
+def _classification(trained: Trained, task: Classification, split: str) -> Evaluation:
+    found, columns = task.predict(trained.model, split), task.store.split(split).columns
+    right = found.labels == task.gold(split)
+    metrics: dict[str, Any] = {
+        "accuracy": asdict(accuracy(int(right.sum()), len(right))),
+        "loss": float(found.nll.mean()),
+    }
+    metrics["by_length"] = _by_size(right, task.lengths(split)[0])
+    # -1 stands for a distance or a number of attractors that is not known
+    if (known := columns.get("distance", np.array([-1])) >= 0).any():
+        metrics["by_distance"] = _by_size(right[known], columns["distance"][known])
+    if "attractors" in columns:
+        groups = accuracy_by(right, columns["attractors"].astype(np.int64))
+        metrics["by_attractors"] = {str(count): asdict(group) for count, group in groups.items()}
+    if has_gold_windows(task):
+        metrics["windows"] = as_rows(window_fits(task, cast(Classifier, trained.model), split))
+    return Evaluation(metrics, accuracy_terms(right), right=right)
+
+
+def _by_size(right: NDArray[np.bool_], sizes: NDArray[np.integer]) -> dict[str, dict[str, Any]]:
+    """Give the accuracy by size, in ranges that double from ten on.
+
+    >>> list(_by_size(np.array([True, False, True]), np.array([0, 20, 21])))
+    ['0-10', '11-20', '21-40']
+    """
+    # the last of each range; sizes between two of them belong to the larger
+    ends = 10 * 2 ** np.searchsorted(10 * 2 ** np.arange(20), sizes)
+    return {
+        f"{end // 2 + 1 if end > 10 else 0}-{end}": asdict(group)
+        for end, group in accuracy_by(right, ends).items()
+    }
+
+
+def _language(trained: Trained, task: LanguageModeling, split: str) -> Evaluation:
+    by_row, tokens_by_row = task.nll(trained.model, split)
+    nll, tokens = float(by_row.sum()), int(tokens_by_row.sum())
+    words, stream = task.words(split), task.store.split(split).stream("text")
+    metrics = {
+        "perplexity": word_perplexity(nll, words),
+        "perplexity_by_token": word_perplexity(nll, tokens),
+        "bits_by_token": nll / tokens / float(np.log(2)),
+        "words": words,
+        "tokens": tokens,
+        "unknown_words": int((stream == UNK).sum()),
+        "rows": int((stream == EOS).sum()),
+    }
+    # a block may cut a word in two, so each row has its share of the words by its tokens
+    terms = np.stack([by_row, tokens_by_row * (words / tokens)], axis=-1).astype(np.float32)
+    return Evaluation(metrics, terms)
+
+
+def compare(first: Evaluation, second: Evaluation, *, samples: int = 1000) -> dict[str, Any]:
+    """Compare two models on the same examples; p is that of the difference arising by chance.
+
+    Translations: sacreBLEU's paired bootstrap. Classes: McNemar's exact test. Text: the perplexities' ratio.
+    """
+    if first.references != second.references:
+        raise ValueError("the two runs have different references; evaluate them on one corpus")
+    if first.hypotheses:
+        found = paired_bootstrap(
+            first.hypotheses, second.hypotheses, first.references, language=first.language, samples=samples
+        )
+        return {
+            one.metric: {"difference": one.value - one.other, "p": one.p, "signature": one.signature}
+            for one in found
+        }
+    if first.right is not None and second.right is not None:
+        difference = float(first.right.mean() - second.right.mean())
+        return {"accuracy": {"difference": difference, "p": mcnemar(first.right, second.right)}}
+    return {"perplexity": {"ratio": first.metrics["perplexity"] / second.metrics["perplexity"]}}

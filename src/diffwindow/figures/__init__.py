@@ -1,0 +1,1 @@
+"""Arrays in, pictures out: attention maps, learning curves and gains."""

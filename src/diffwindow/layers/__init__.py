@@ -1,0 +1,1 @@
+"""The other layers of a Transformer: embedding, positions, residual blocks and the loss."""

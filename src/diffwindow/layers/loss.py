@@ -1,0 +1,83 @@
+"""Cross-entropy of a vocabulary, taken without ever holding all of its logits."""
+
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from diffwindow.layers.embedding import PAD
+
+
+class TokenLoss(NamedTuple):
+    """Sums over the real tokens: the objective, the negative log-likelihood (no gradient), and how many."""
+
+    total: Float[Tensor, ""]
+    nll: Float[Tensor, ""]
+    num_tokens: int
+
+
+def token_loss(
+    hidden: Float[Tensor, "*lead d"],
+    weight: Float[Tensor, "v d"],
+    targets: Int[Tensor, "*lead"],
+    *,
+    label_smoothing: float = 0.0,
+    chunk_size: int = 1024,
+) -> TokenLoss:
+    """Score `hidden · weightᵀ` against the targets that are not padding, with smoothed labels.
+
+    total = Σ (1 − ε) (−log p_target) + ε/v Σ_w (−log p_w), as in `F.cross_entropy`. Gradients are
+    computed along the way, `chunk_size` tokens at a time, and logits are overwritten by theirs.
+
+    >>> loss = token_loss(torch.zeros(3, 2), torch.zeros(4, 2), torch.tensor([1, 2, 0]))
+    >>> loss.num_tokens, round(loss.total.item() / loss.num_tokens, 4)
+    (2, 1.3863)
+    """
+    real = targets != PAD
+    kept, labels = hidden[real], targets[real]
+    if not torch.is_grad_enabled():
+        # a function of autograd does not see that nobody will ask for gradients
+        kept, weight = kept.detach(), weight.detach()
+    total, nll = _ChunkedCrossEntropy.apply(kept, weight, labels, label_smoothing, chunk_size)
+    return TokenLoss(total, nll.detach(), labels.numel())
+
+
+class _ChunkedCrossEntropy(torch.autograd.Function):
+    """Matrix product, softmax and cross-entropy as one function of a row of tokens."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, smoothing: float, chunk_size: int
+    ) -> tuple[Tensor, Tensor]:
+        needs_hidden, needs_weight = ctx.needs_input_grad[:2]
+        grad_hidden = torch.empty_like(hidden) if needs_hidden else None
+        grad_weight = torch.zeros_like(weight) if needs_weight else None
+        total = hidden.new_zeros((), dtype=torch.promote_types(hidden.dtype, torch.float32))
+        nll = torch.zeros_like(total)
+        for start in range(0, hidden.shape[0], chunk_size):
+            rows = slice(start, start + chunk_size)
+            logits = (hidden[rows] @ weight.T).to(total.dtype)
+            label = labels[rows, None]
+            log_z = logits.logsumexp(-1)
+            target_nll = log_z - logits.gather(-1, label).squeeze(-1)
+            nll += target_nll.sum()
+            total += (1 - smoothing) * target_nll.sum() + smoothing * (log_z - logits.mean(-1)).sum()
+            if grad_hidden is None and grad_weight is None:
+                continue
+            # d total / d logits = p − (1 − ε) onehot − ε/v, in the place of the logits.
+            grad = logits.sub_(log_z[:, None]).exp_().sub_(smoothing / weight.shape[0])
+            grad.scatter_add_(-1, label, grad.new_full(label.shape, smoothing - 1))
+            grad = grad.to(hidden.dtype)
+            if grad_hidden is not None:
+                grad_hidden[rows] = grad @ weight.to(grad.dtype)
+            if grad_weight is not None:
+                grad_weight.addmm_(grad.T.to(weight.dtype), hidden[rows].to(weight.dtype))
+        ctx.save_for_backward(grad_hidden, grad_weight)
+        ctx.mark_non_differentiable(nll)
+        return total, nll
+
+    @staticmethod
+    def backward(ctx: Any, grad_total: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        grads = (None if grad is None else grad * grad_total.to(grad.dtype) for grad in ctx.saved_tensors)
+        return (*grads, None, None, None)

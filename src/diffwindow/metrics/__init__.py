@@ -1,0 +1,1 @@
+"""Scores: pure functions of what a model returned and what was right."""

@@ -1,0 +1,64 @@
+"""DecodingState: what a model keeps of the sentences and hypotheses that it is decoding.
+
+Shapes: s sentences, w hypotheses of each.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from diffwindow.attention.key_cache import KeyCache
+from diffwindow.attention.visibility import EVERYTHING, View, padded_view
+
+
+@dataclass
+class DecodingState:
+    """The keys of all prefixes and sources; `step` and `select` change it in place.
+
+    `caches` has one stacked key tensor a layer with a row for each hypothesis, those of a sentence side by
+    side. `memory` has the source's projected keys a layer, once a sentence. `origin` is the first real
+    token of each row's prompt, None if no prompt is padded.
+    """
+
+    caches: list[KeyCache]
+    num_sentences: int
+    num_hypotheses: int = 1
+    memory: list[Tensor] = field(default_factory=list)
+    memory_view: View = EVERYTHING
+    origin: Int[Tensor, " rows"] | None = None
+
+    @property
+    def length(self) -> int:
+        """Give the number of tokens that each prefix has, padding included."""
+        return self.caches[0].length
+
+    def view(self) -> View:
+        """Give what the next token of every hypothesis sees: its whole prefix and itself, not the padding."""
+        if self.origin is None:
+            return EVERYTHING
+        key = torch.arange(self.length + 1, device=self.origin.device)
+        return padded_view(key >= self.origin[:, None])
+
+    def positions(self, tokens: Int[Tensor, "s w"]) -> Int[Tensor, "s w"]:
+        """Give the places of the next tokens, counted from the first real token of each row."""
+        if tokens.shape != (self.num_sentences, self.num_hypotheses):
+            raise ValueError(
+                f"tokens have shape {list(tokens.shape)}, but the state has {self.num_sentences} sentences "
+                f"with {self.num_hypotheses} hypotheses; give one token to each"
+            )
+        lengths = torch.full_like(tokens, self.length)
+        return lengths if self.origin is None else lengths - self.origin.view_as(lengths)
+
+    def select(self, sentences: Int[Tensor, " s2"], hypotheses: Int[Tensor, "s2 w2"]) -> None:
+        """Keep these sentences and, of each, these hypotheses in this order (an index may repeat)."""
+        rows = (sentences[:, None] * self.num_hypotheses + hypotheses).flatten()
+        for cache in self.caches:
+            cache.select(rows)
+        if self.origin is not None:
+            self.origin = self.origin[rows]
+        if not torch.equal(sentences, torch.arange(self.num_sentences, device=sentences.device)):
+            self.memory = [keys.index_select(0, sentences) for keys in self.memory]
+            self.memory_view = self.memory_view.select(sentences)
+        self.num_sentences, self.num_hypotheses = hypotheses.shape

@@ -1,0 +1,191 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from diffwindow.data.synthetic import agreement, reorder
+from diffwindow.decoding.translate import Search
+from diffwindow.evaluation.evaluate import compare, evaluate
+from diffwindow.evaluation.windows import _fit, _measure, window_fits, window_panels
+from diffwindow.metrics.window_overlap import gold_windows
+from diffwindow.ops import WindowMaps
+from diffwindow.tasks.task import TaskOptions
+from diffwindow.tasks.trained_model import Trained
+from samples.tiny_tasks import of
+
+GREEDY = Search(beam=1)
+
+
+def saved(task, folder, *, seed=0):
+    torch.manual_seed(seed)
+    task.save(task.build_model(), folder)
+    return Trained.load(folder)
+
+
+def test_a_loaded_model_reads_its_corpus_as_it_was_trained_to(agreement_store, text_store, tmp_path):
+    for task in (of(agreement_store, max_length=4), of(text_store, block_size=16, label_smoothing=0.1)):
+        trained = saved(task, tmp_path / task.store.task)
+        assert trained.task(task.store) == task
+
+
+def test_accuracy_is_the_share_of_right_predictions_overall_and_by_group(agreement_store, tmp_path):
+    task = of(agreement_store, attention="Enc(MW)")
+    trained = saved(task, tmp_path / "model")
+    found = evaluate(trained, task, "test", GREEDY)
+    model = trained.model.eval()
+    examples = list(agreement(200, part="test"))
+    tokenizer = agreement_store.tokenizer
+    with torch.no_grad():
+        right = [
+            int(model(torch.tensor([[*tokenizer.encode(one.text), 2]])).argmax()) == one.label
+            for one in examples
+        ]
+    assert found.metrics["accuracy"]["correct"] == sum(right)
+    assert found.right.tolist() == right
+    for count, group in found.metrics["by_attractors"].items():
+        among = [ok for ok, one in zip(right, examples, strict=True) if one.attractors == int(count)]
+        assert (group["correct"], group["total"]) == (sum(among), len(among))
+    sizes = {
+        ("by_length", "0-10", "11-20", "21-40"): [len(tokenizer.encode(one.text)) + 1 for one in examples],
+        ("by_distance", "0-10", "11-20"): [one.distance for one in examples],
+    }
+    for (by, *ranges), values in sizes.items():
+        for text in ranges:
+            first, last = map(int, text.split("-"))
+            among = [ok for ok, value in zip(right, values, strict=True) if first <= value <= last]
+            group = found.metrics[by][text]
+            assert (group["correct"], group["total"]) == (sum(among), len(among))
+        assert sum(group["total"] for group in found.metrics[by].values()) == len(right)
+    assert json.loads(json.dumps(found.metrics)) == found.metrics
+
+
+def test_windows_that_a_cut_text_may_not_show_are_not_measured(agreement_store, tmp_path):
+    task = of(agreement_store, max_length=4)
+    found = evaluate(saved(task, tmp_path / "model"), task, "test", GREEDY)
+    assert "windows" not in found.metrics
+
+
+def test_distances_that_are_not_known_are_left_out(agreement_store, tmp_path, monkeypatch):
+    task = of(agreement_store)
+    trained, split = saved(task, tmp_path / "model"), task.store.split("test")
+    unknown = np.full_like(split.columns["distance"], -1)
+    monkeypatch.setitem(split.columns, "distance", unknown)
+    monkeypatch.setattr(type(task.store), "split", lambda *_: split)
+    assert "by_distance" not in evaluate(trained, task, "test", GREEDY).metrics
+    unknown[:3] = 4
+    (group,) = evaluate(trained, task, "test", GREEDY).metrics["by_distance"].values()
+    assert group["total"] == 3
+
+
+def test_windows_are_measured_at_the_verb_against_the_gold_ones(agreement_store):
+    """A window that is the gold one overlaps fully; uniform attention has what chance has."""
+    split = agreement_store.split("test")
+    starts, verbs = (split.columns[name][:3].astype(np.int64) for name in ("subject_start", "verb_position"))
+    keys = int(verbs.max()) + 1
+    gold = gold_windows(starts, verbs, keys)
+    window, weights = torch.zeros(3, 2, keys, keys), torch.zeros(3, 2, keys, keys)
+    for row, verb in enumerate(verbs):
+        window[row, 1, verb] = torch.tensor(gold[row])
+        weights[row, :, verb, : verb + 1] = 0.3
+    maps = WindowMaps(weights, window, window, window)
+    fit = _fit(1, [_measure(maps, verbs, gold, verbs + 1)])
+    assert fit.overlap_by_head == [0.0, 1.0]
+    assert (fit.overlap, fit.best_head) == (0.5, 1.0)
+    assert (
+        fit.attention_inside
+        == pytest.approx(fit.chance)
+        == pytest.approx(float((gold.sum(1) / (verbs + 1)).mean()))
+    )
+    plain = _fit(1, [_measure(weights, verbs, gold, verbs + 1)])
+    assert (plain.overlap, plain.best_head, plain.overlap_by_head) == (None, None, [])
+
+
+def test_window_fits_do_not_depend_on_how_rows_are_batched(agreement_store):
+    task = of(agreement_store, attention="Enc(AW)", settings={"num_layers": 2})
+    torch.manual_seed(0)
+    model = task.build_model()
+    small = of(agreement_store, attention="Enc(AW)", settings={"num_layers": 2}, valid_tokens=64)
+    for one, other in zip(window_fits(task, model, "test"), window_fits(small, model, "test"), strict=True):
+        assert one.attention_inside == pytest.approx(other.attention_inside, rel=1e-5)
+        assert (one.overlap is None) == (one.layer == 2)
+        if one.overlap is not None:
+            assert one.overlap == pytest.approx(other.overlap, rel=1e-5)
+
+
+def test_panels_show_the_window_and_both_attentions_of_a_sentence(agreement_store):
+    windowed, plain = of(agreement_store, attention="Enc(MW)"), of(agreement_store)
+    models = windowed.build_model(), plain.build_model()
+    example = next(agreement(1, part="test"))
+    tokens, panels = window_panels(windowed, *models, "test", 0)
+    assert tokens == [*example.text.split(), "[verb]"]
+    assert len(panels) == 3
+    for panel in panels:
+        assert panel.values.shape == (len(tokens), len(tokens))
+        assert panel.outline == (example.verb_position, example.subject_start, example.verb_position)
+    np.testing.assert_allclose(panels[2].values.sum(-1), 1.0, rtol=1e-5)
+    with pytest.raises(ValueError, match="one needs a window"):
+        window_panels(windowed, models[1], models[1], "test", 0)
+
+
+def test_translations_are_scored_against_the_text_of_the_corpus(reorder_store, tmp_path):
+    task = of(reorder_store)
+    found = evaluate(saved(task, tmp_path / "model"), task, "test", GREEDY)
+    assert found.references == [example.target for example in reorder(200, part="test")]
+    assert len(found.hypotheses) == found.metrics["sentences"] == 200
+    assert found.metrics["unknown_in_references"] == 0
+    for way in ("bleu", "bleu_tokenized", "bleu_compound_split", "chrf"):
+        assert 0 <= found.metrics[way]["value"] <= 100
+        assert "version:" in found.metrics[way]["signature"]
+    assert set(compare(found, found, samples=20)) == {"bleu", "bleu_tokenized", "bleu_compound_split", "chrf"}
+
+
+def test_text_has_its_perplexity_by_word_and_by_token(text_store, tmp_path):
+    task = of(text_store)
+    found = evaluate(saved(task, tmp_path / "model"), task, "test", GREEDY).metrics
+    sentences = [example.sentence for example in agreement(100, part="test")]
+    assert found["rows"] == 100
+    assert found["words"] == sum(len(sentence.split()) + 1 for sentence in sentences)
+    by_word, by_token = np.log(found["perplexity"]) * found["words"], np.log(found["perplexity_by_token"])
+    assert by_word == pytest.approx(by_token * found["tokens"])
+
+
+def test_equal_classifiers_do_not_differ_and_different_corpora_do_not_compare(
+    agreement_store, reorder_store, tmp_path
+):
+    task = of(agreement_store)
+    found = evaluate(saved(task, tmp_path / "a"), task, "test", GREEDY)
+    assert compare(found, found) == {"accuracy": {"difference": 0.0, "p": 1.0}}
+    other = of(reorder_store)
+    with pytest.raises(ValueError, match="different references"):
+        compare(evaluate(saved(other, tmp_path / "b"), other, "test", GREEDY), found)
+
+
+def test_another_vocabulary_and_damaged_folders_are_refused(agreement_store, reorder_store, tmp_path):
+    trained = saved(of(agreement_store), tmp_path / "model")
+    with pytest.raises(ValueError, match="has another vocabulary than"):
+        trained.task(reorder_store)
+    for damaged in ("{}", "[]", "{"):
+        (tmp_path / "model/task.json").write_text(damaged)
+        with pytest.raises(ValueError, match=r"task\.json is damaged"):
+            Trained.load(tmp_path / "model")
+    (tmp_path / "model/config.json").write_text("[]")
+    with pytest.raises(ValueError, match=r"config\.json holds a list"):
+        Trained.load(tmp_path / "model")
+    with pytest.raises(ValueError, match="there is no folder"):
+        Trained.load(tmp_path / "nowhere")
+    (tmp_path / "run/checkpoints").mkdir(parents=True)
+    (tmp_path / "broken/model").mkdir(parents=True)
+    with pytest.raises(ValueError, match=r"broken/model is damaged: it has no config\.json"):
+        Trained.load(tmp_path / "broken")
+    with pytest.raises(ValueError, match="has no model yet"):
+        Trained.load(tmp_path / "run")
+    with pytest.raises(ValueError, match="neither a run folder nor a model folder"):
+        Trained.load(tmp_path / "run/checkpoints")
+
+
+def test_a_model_without_a_record_does_not_take_another_models(agreement_store, tmp_path):
+    saved(of(agreement_store, max_length=4), tmp_path / "model")
+    saved(of(agreement_store), tmp_path / "other")
+    (tmp_path / "other/task.json").unlink()
+    assert Trained.load(tmp_path / "other").options == TaskOptions()

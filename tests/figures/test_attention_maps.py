@@ -1,0 +1,57 @@
+import numpy as np
+import pytest
+
+from diffwindow.figures.attention_maps import Panel, attention_figure, save_figure
+
+KEYS = ["the", "keys", "to", "the", "cabinet"]
+
+
+def figure():
+    window = Panel("window", np.tri(5), outline=(4, 1, 4))
+    return attention_figure(
+        [window, Panel("attention", np.full((5, 5), 0.2))],
+        queries=KEYS,
+        keys=KEYS,
+        names=("query", "word"),
+        title="one head",
+    )
+
+
+def test_panels_show_their_values_with_tokens_on_both_axes():
+    first, second, *_ = figure().axes
+    assert [label.get_text() for label in first.get_xticklabels()] == KEYS
+    assert [label.get_text() for label in first.get_yticklabels()] == KEYS
+    assert [label.get_text() for label in second.get_xticklabels()] == KEYS
+    assert (first.get_ylabel(), first.get_xlabel(), second.get_xlabel()) == ("query", "word", "word")
+    assert (first.get_title(), second.get_title()) == ("window", "attention")
+    np.testing.assert_array_equal(first.images[0].get_array(), np.tri(5))
+    assert first.images[0].get_clim() == (0.0, 1.0)
+    assert second.images[0].get_clim() == (0.0, 0.2)
+
+
+def test_the_frame_holds_its_keys():
+    (frame,) = figure().axes[0].patches
+    assert (frame.get_x(), frame.get_y(), frame.get_width(), frame.get_height()) == (0.5, 3.5, 4, 1)
+
+
+def test_a_matrix_that_does_not_fit_its_tokens_is_refused():
+    with pytest.raises(ValueError, match=r"'window' has shape \(2, 3\), but there are 5 queries and 5 keys"):
+        attention_figure([Panel("window", np.zeros((2, 3)))], queries=KEYS, keys=KEYS)
+
+
+def test_an_empty_window_draws_without_a_warning(tmp_path):
+    empty = Panel("nothing", np.zeros((5, 5)))
+    save_figure(attention_figure([empty], queries=KEYS, keys=KEYS), tmp_path / "empty.png")
+
+
+@pytest.mark.parametrize("name", ["window.png", "window.svg", "window.pdf"])
+def test_figures_are_written_whole_in_the_format_of_their_name(tmp_path, name):
+    save_figure(figure(), tmp_path / name)
+    begin = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}[name[-3:]]
+    assert (tmp_path / name).read_bytes().startswith(begin)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_an_unknown_format_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="does not end in a format"):
+        save_figure(figure(), tmp_path / "window.doc")

@@ -1,0 +1,1 @@
+"""Models, tasks and configurations that several tests share."""

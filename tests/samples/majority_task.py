@@ -1,0 +1,130 @@
+"""A small task with dropout, so that lost randomness shows: does a sequence hold more ones than twos?"""
+
+import os
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from diffwindow.models.weights import write_weights
+from diffwindow.tasks.task import Loss
+from diffwindow.training.config import TrainConfig
+from diffwindow.training.distributed import World
+from diffwindow.training.progress import Silent
+from diffwindow.training.trainer import Trainer
+
+
+@dataclass(frozen=True)
+class MajorityBatch:
+    tokens: Tensor
+    labels: Tensor
+
+    @property
+    def units(self) -> int:
+        return len(self.labels)
+
+    def to(self, device: str) -> "MajorityBatch":
+        return MajorityBatch(self.tokens.to(device), self.labels.to(device))
+
+
+class MajorityTask:
+    """`poison` is a training row whose loss is not a number; `pause` seconds make a batch slow."""
+
+    metrics = ("loss", "accuracy")
+
+    def __init__(self, *, dropout: float = 0.2, poison: int | None = None, pause: float = 0.0) -> None:
+        generator = np.random.default_rng(0)
+        self._rows = [generator.integers(1, 3, size) for size in generator.integers(3, 12, 200)]
+        self._dropout = dropout
+        self._poison = poison
+        self._pause = pause
+
+    def build_model(self) -> nn.Module:
+        return nn.Sequential(nn.EmbeddingBag(3, 8, padding_idx=0), nn.Dropout(self._dropout), nn.Linear(8, 2))
+
+    def lengths(self, split: str) -> list[np.ndarray]:
+        return [np.array([len(row) for row in self._rows])]
+
+    def collate(self, split: str, indices: np.ndarray) -> MajorityBatch:
+        tokens = torch.zeros(len(indices), 12, dtype=torch.long)
+        for place, index in enumerate(indices):
+            tokens[place, : len(self._rows[index])] = torch.from_numpy(self._rows[index])
+        labels = ((tokens == 1).sum(1) > (tokens == 2).sum(1)).long()
+        if split == "train" and self._poison in indices:
+            labels[:] = -1
+        return MajorityBatch(tokens, labels)
+
+    def loss(self, model: nn.Module, batch: MajorityBatch) -> Loss:
+        if self._pause:
+            time.sleep(self._pause)
+        if (batch.labels < 0).any():
+            return Loss(model(batch.tokens).sum() * float("nan"), batch.units)
+        return Loss(F.cross_entropy(model(batch.tokens), batch.labels, reduction="sum"), batch.units)
+
+    def validate(self, model: nn.Module, split: str) -> dict[str, float]:
+        model.eval()
+        with torch.no_grad():
+            batch = self.collate(split, np.arange(len(self._rows)))
+            logits = model(batch.tokens)
+        right = (logits.argmax(-1) == batch.labels).double().mean()
+        return {"loss": float(F.cross_entropy(logits, batch.labels)), "accuracy": float(right)}
+
+    def save(self, model: nn.Module, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_weights(folder / "model.safetensors", model.state_dict(), "{}")
+
+
+DEFAULTS = TrainConfig(
+    max_updates=30,
+    max_tokens=120,
+    lr=0.01,
+    warmup=5,
+    log_every=4,
+    valid_every=6,
+    save_every=5,
+    clip_norm=1.0,
+    device="cpu",
+)
+
+
+def settings(**changes: object) -> TrainConfig:
+    return TrainConfig(**{**DEFAULTS.model_dump(), **changes})
+
+
+def fit(
+    folder: Path, task: MajorityTask | None = None, world: World | None = None, **changes: object
+) -> Path:
+    """Train in a folder, from where it stands."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return Trainer(task or MajorityTask(), settings(**changes), folder, world or World(), Silent()).fit()
+
+
+def outcome(folder: Path) -> dict[str, bytes]:
+    """Give all that a finished run must repeat: checkpoints with weights and optimizer, model, log."""
+    files = [*folder.glob("checkpoints/*/*"), *folder.glob("best/*/*"), *folder.glob("model/*")]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in [*files, folder / "log.jsonl"]}
+
+
+# a forked child has torch loaded already, and no thread of these tests holds a lock while they fork
+FORK_WARNING = "ignore:.*multi-threaded, use of fork:DeprecationWarning"
+
+
+def in_child(action: Callable[[], object]) -> int:
+    """Start a child process that does something, and exits with 0 if that went well; give its id."""
+    child = os.fork()
+    if child:
+        return child
+    code = 1
+    try:
+        action()
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)

@@ -1,0 +1,181 @@
+import errno
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from diffwindow.models import manifest as manifest_module
+from diffwindow.models.manifest import CheckpointError, FormatError
+from diffwindow.models.weights import write_weights
+from diffwindow.training.checkpoints import Shelf, read_checkpoint, write_checkpoint
+from diffwindow.training.failures import TrainingError
+from diffwindow.training.logs import Journal
+from samples.majority_task import FORK_WARNING, MajorityTask, fit, in_child, outcome
+
+NOBODY = 65534
+
+
+def save_model(folder: Path) -> None:
+    write_weights(folder / "model.safetensors", {"w": torch.arange(4.0)}, "{}")
+
+
+def write(folder: Path) -> None:
+    write_checkpoint(folder, save_model, {"step": torch.tensor(3.0)}, {"update": 3})
+
+
+def test_round_trip(tmp_path):
+    write(tmp_path / "c")
+    checkpoint = read_checkpoint(tmp_path / "c")
+    assert checkpoint.weights["w"].tolist() == [0, 1, 2, 3]
+    assert checkpoint.tensors["step"] == 3
+    assert checkpoint.state == {"update": 3}
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "state.safetensors", "checkpoint.json"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty", "remove"])
+def test_any_damage_is_seen(tmp_path, name, damage):
+    write(tmp_path / "c")
+    path = tmp_path / "c" / name
+    content = bytearray(path.read_bytes())
+    if damage == "remove":
+        path.unlink()
+    elif damage == "flip":
+        # in the manifest: the update's own digit, which leaves it valid JSON
+        content[-2 if name != "checkpoint.json" else content.index(b'"update": ') + 10] ^= 1
+        path.write_bytes(content)
+    else:
+        path.write_bytes(content[: len(content) // 2] if damage == "cut" else b"")
+    with pytest.raises(CheckpointError, match=r"damaged|missing|no checkpoint.json"):
+        read_checkpoint(tmp_path / "c")
+
+
+def test_a_write_that_fails_leaves_the_old_one(tmp_path):
+    write(tmp_path / "c")
+
+    def failing(folder: Path) -> None:
+        (folder / "model.safetensors").write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        write_checkpoint(tmp_path / "c", failing, {}, {})
+    assert read_checkpoint(tmp_path / "c").state == {"update": 3}
+    assert [path.name for path in tmp_path.iterdir()] == ["c"]
+
+
+def test_a_damaged_newest_checkpoint_is_reported_and_the_one_before_used(tmp_path):
+    fit(tmp_path / "whole")
+    fit(tmp_path / "cut", max_updates=20)
+    newest = tmp_path / "cut/checkpoints/00000020/state.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-1])
+    told: list[str] = []
+    found = Shelf(tmp_path / "cut/checkpoints").newest(told.append)
+    assert found is not None
+    assert found.state["update"] == 15
+    assert "00000020/state.safetensors is damaged" in told[0]
+    fit(tmp_path / "cut")
+    after = {name: text for name, text in outcome(tmp_path / "cut").items() if "damaged" not in name}
+    assert after == outcome(tmp_path / "whole")
+
+
+def test_a_run_without_a_good_checkpoint_does_not_begin_again_by_itself(tmp_path):
+    fit(tmp_path, max_updates=5, keep_last=1)
+    log = (tmp_path / "log.jsonl").read_bytes()
+    state = tmp_path / "checkpoints/00000005/state.safetensors"
+    state.write_bytes(state.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match=r"damaged, and .* has no good checkpoint; restore one"):
+        fit(tmp_path)
+    assert (tmp_path / "log.jsonl").read_bytes() == log
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["00000005"]
+
+
+def test_a_checkpoint_of_another_version_is_not_put_aside(tmp_path, monkeypatch):
+    with monkeypatch.context() as newer:
+        newer.setattr(manifest_module, "FORMAT", 2)
+        fit(tmp_path, max_updates=10)
+    with pytest.raises(FormatError, match=r"has format 2, .* reads 1; go on with the version"):
+        fit(tmp_path)
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["00000005", "00000010"]
+
+
+def test_another_model_is_one_sentence(tmp_path):
+    fit(tmp_path, max_updates=5)
+
+    class Wider(MajorityTask):
+        def build_model(self):
+            return torch.nn.Sequential(torch.nn.EmbeddingBag(9, 8), torch.nn.Dropout(), torch.nn.Linear(8, 2))
+
+    with pytest.raises(ValueError, match=r"holds another model: size mismatch for 0.weight"):
+        fit(tmp_path, Wider())
+
+
+def test_a_log_that_lost_its_end_is_refused(tmp_path):
+    fit(tmp_path, max_updates=10)
+    (tmp_path / "log.jsonl").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"log.jsonl has lost its end"):
+        fit(tmp_path)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(disk)]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("may not mount a tmpfs here")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+@pytest.mark.parametrize("room", [4096, 12288, 20480])
+def test_a_full_disk_is_one_sentence_and_leaves_the_last_checkpoint(small_disk, room):
+    run = small_disk / "run"
+    fit(run, max_updates=10)
+    status = os.statvfs(small_disk)
+    (small_disk / "ballast").write_bytes(bytes(status.f_bavail * status.f_frsize - room))
+    with pytest.raises(TrainingError, match=r"No space left.*checkpoint of update 1\d is good"):
+        fit(run, max_updates=1000, log_every=1)
+    (small_disk / "ballast").unlink()
+    fit(run, max_updates=30)
+    assert read_checkpoint(run / "checkpoints/00000030").state["update"] == 30
+
+
+@pytest.mark.filterwarnings(FORK_WARNING)
+def test_losing_the_right_to_write_is_one_sentence(tmp_path):
+    """As another user where this one is root, who may write anywhere."""
+    run, report = tmp_path / "run", tmp_path / "report"
+    fit(run, max_updates=10)
+    before = outcome(run)
+    report.touch(mode=0o666)
+    report.chmod(0o666)
+    for folder in (tmp_path, *tmp_path.parents[:3]):
+        if folder.stat().st_uid == os.getuid() and folder != Path("/tmp"):
+            folder.chmod(0o755)
+    run.chmod(0o555)
+
+    def write_message() -> None:
+        if os.getuid() == 0:
+            os.setuid(NOBODY)
+        report.write_text(_message(run))
+
+    os.waitpid(in_child(write_message), 0)
+    run.chmod(0o755)
+    assert "Permission denied" in report.read_text()
+    assert "the checkpoint of update 10 is good" in report.read_text()
+    assert outcome(run) == before
+
+
+def _message(folder: Path) -> str:
+    try:
+        fit(folder)
+    except TrainingError as error:
+        return str(error)
+    return "nothing was raised"
+
+
+def test_deep_nesting_in_timings_is_cut_off(tmp_path):
+    good = b'{"update": 1}\n'
+    (tmp_path / "timing.jsonl").write_bytes(good + b"[" * 100_000 + b"]" * 100_000 + b"\n")
+    Journal(tmp_path, update=5).close()
+    assert (tmp_path / "timing.jsonl").read_bytes() == good

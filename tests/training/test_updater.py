@@ -1,0 +1,60 @@
+"""The objective is the task's loss, and for learned spans what Sukhbaatar et al. charge for them."""
+
+import numpy as np
+import pytest
+import torch
+
+from diffwindow.attention.baselines import mean_span
+from diffwindow.data.corpora import agreement_recipe
+from diffwindow.data.prepare import prepare
+from diffwindow.tasks.registry import model_config, task_of
+from diffwindow.training.batch_loader import Step
+from diffwindow.training.config import TrainConfig
+from diffwindow.training.distributed import World
+from diffwindow.training.updater import Objective, Updater
+
+TINY = {"embed_dim": 8, "ffn_dim": 8, "num_heads": 2, "num_layers": 2, "dropout": 0.0}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return prepare(agreement_recipe(rows=20), tmp_path_factory.mktemp("agreement") / "store")
+
+
+def task_and_model(store, attention):
+    task = task_of(store, model_config(store, TINY | {"attention": attention}))
+    torch.manual_seed(0)
+    return task, task.build_model()
+
+
+def test_long_spans_are_charged_for_per_unit(store):
+    task, model = task_and_model(store, "Enc(Span=64)@all")
+    batch = task.collate("train", np.arange(5))
+    charged = Objective(task, model, "cpu", "fp32", span_penalty=0.01)(batch)
+    expected = task.loss(model, batch).total + 5 * 0.01 * mean_span(model)
+    torch.testing.assert_close(charged, expected)
+    assert Objective(task, model, "cpu", "fp32")(batch) == task.loss(model, batch).total
+
+
+def test_other_attentions_pay_nothing(store):
+    task, model = task_and_model(store, "Enc(AW)")
+    batch = task.collate("train", np.arange(5))
+    assert Objective(task, model, "cpu", "fp32", span_penalty=9.0)(batch) == task.loss(model, batch).total
+
+
+@pytest.mark.parametrize("shares", [[6], [1, 3, 2]])
+def test_an_update_charges_once_however_it_is_accumulated(store, shares):
+    task, model = task_and_model(store, "Enc(Span=64)@all")
+    config = TrainConfig(max_updates=1, warmup=0, lr=1e-9, device="cpu")
+    places = np.split(np.arange(6), np.cumsum(shares)[:-1])
+    gradients = []
+    for penalty in (0.0, 0.5):
+        updater = Updater(task, model, config.model_copy(update={"span_penalty": penalty}), World())
+        step = Step([task.collate("train", rows) for rows in places], list(places), None)
+        updater._accumulate(1, step, 6)
+        gradients.append([p.grad.clone() for n, p in model.named_parameters() if "span_logit" in n])
+        model.zero_grad(set_to_none=True)
+    # d/dlogit of 0.5 · 64 · the mean over 2 heads of sigmoid(-4), in both layers
+    inside = torch.tensor([-4.0, -4.0]).sigmoid()
+    for free, charged in zip(*gradients, strict=True):
+        torch.testing.assert_close(charged - free, 0.5 * 64 / 2 * inside * (1 - inside))
