@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from diffwindow.attention.stacked_attention import Maps, StackedAttention
 from diffwindow.attention.visibility import EVERYTHING, View
@@ -76,18 +76,18 @@ def _recorded(module: StackedAttention, into: list[_Call], row: int) -> Iterator
     """Keep the maps of each call of `attend` or `maps` while the context runs."""
     attend, maps = module.attend, module.maps
 
-    def recording_maps(queries: Any, keys: Any, view: View = EVERYTHING) -> Maps:
-        found = maps(queries, keys, view)
+    def recording_maps(queries: Any, keys: Any, view: View = EVERYTHING, *bias: Tensor | None) -> Maps:
+        found = maps(queries, keys, view, *bias)
         into.append(_call(found, view, row))
         return found
 
-    def recording_attend(queries: Any, keys: Any, view: View = EVERYTHING) -> Any:
+    def recording_attend(queries: Any, keys: Any, view: View = EVERYTHING, *bias: Tensor | None) -> Any:
         before = len(into)
-        output = attend(queries, keys, view)
+        output = attend(queries, keys, view, *bias)
         # some kinds compute their maps to attend, and have recorded them by now
         if len(into) == before:
             with torch.no_grad():
-                recording_maps(queries, keys, view)
+                recording_maps(queries, keys, view, *bias)
         return output
 
     with _replaced(module, "attend", recording_attend), _replaced(module, "maps", recording_maps):
