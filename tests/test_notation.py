@@ -88,6 +88,7 @@ def test_print_and_parse_are_inverse(data):
     ("text", "column", "message"),
     [
         ("Enc(AV)", 4, '"AV" is not an attention; did you mean "AW"?'),
+        ("Enc(Global)", 4, '"Global" is not an attention'),
         ("enc(AW)", 0, 'did you mean "Enc"?'),
         ("Enc(AW)-Dce(MW)", 8, '"Dce" is not a role; did you mean "Dec"?'),
         ("Enc(AW,Sge)", 7, 'did you mean "Seg"?'),
@@ -96,7 +97,7 @@ def test_print_and_parse_are_inverse(data):
         ("Enc(AW,Dim)", 10, 'expected "=" and a number after Dim, as Dim=8'),
         ("Enc(AW,Seg=2,Seg)", 13, "Seg is there twice"),
         ("Enc(AW,Dim=0)", 11, "Dim is 0"),
-        ("Enc(AW,Gate)", 7, "Gate is for MW; AW starts closed"),
+        ("Enc(AW,Gate)", 7, "to a trained model, which AW does not have"),
         ("Enc(AW", 6, 'expected ")"'),
         ("Enc AW", 4, 'expected "(" after Enc'),
         ("Enc(AW)Dec(MW)", 7, 'expected "-" between two terms'),

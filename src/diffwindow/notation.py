@@ -16,65 +16,23 @@ import re
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Literal, NoReturn, get_args
+from typing import Literal, NoReturn
 
-from diffwindow.arguments import Expectation
+from diffwindow.attention.kinds import GLOBAL, KINDS, OPTIONS, SEGMENT_SIZE, Attention
+from diffwindow.attention.stacked_attention import ROLES, Role
 
-Role = Literal["Enc", "Cr", "Dec"]
-ROLES: tuple[Role, ...] = get_args(Role)
-SELF_ROLES: tuple[Role, ...] = ("Enc", "Dec")
-SEGMENT_SIZE = 5
-
-
-@dataclass(frozen=True)
-class Kind:
-    """What a name in the notation stands for; `size` is its default number, None if it takes none."""
-
-    meaning: str
-    roles: tuple[Role, ...] = ROLES
-    size: int | None = None
-    windowed: bool = False
-
-
-KINDS = {
-    "AW": Kind("additive window", windowed=True),
-    "MW": Kind("multiplicative window", windowed=True),
-    "Rel": Kind("relative positions clipped at a distance (Shaw et al. 2018)", SELF_ROLES, size=16),
-    "Loc": Kind("localness around a predicted centre (Yang et al. 2018), bidirectional only", ("Enc",)),
-    "Gauss": Kind("local-p: a Gaussian at a predicted source position (Luong et al. 2015)", ("Cr",), size=10),
-    "Band": Kind("a fixed band of keys around the query (Sperber et al. 2018)", SELF_ROLES, size=5),
-    "Bell": Kind("a trained Gaussian around the query (Sperber et al. 2018)", SELF_ROLES, size=5),
-    "Span": Kind("a learned span back from the query (Sukhbaatar et al. 2019)", SELF_ROLES, size=1024),
-}
-OPTIONS = {
-    "Seg": "windows by segment",
-    "Exact": "windows without the double count",
-    "Dim": "the head width of a window's boundaries",
-    "Gate": "a gate per head that starts closed, for adding a multiplicative window to a trained model",
-}
-
-
-@dataclass(frozen=True)
-class Attention:
-    """The attention of one layer: a kind of the notation (or "Global") and its options."""
-
-    kind: str = "Global"
-    size: int | None = None
-    segment_size: int = 1
-    expectation: Expectation = "paper"
-    boundary_dim: int | None = None
-    gate: bool = False
-
-    def __str__(self) -> str:
-        size = "" if self.kind == "Global" or self.size == KINDS[self.kind].size else f"={self.size}"
-        segment = {1: "", SEGMENT_SIZE: ",Seg"}.get(self.segment_size, f",Seg={self.segment_size}")
-        exact = ",Exact" if self.expectation == "exact" else ""
-        narrow = "" if self.boundary_dim is None else f",Dim={self.boundary_dim}"
-        gate = ",Gate" if self.gate else ""
-        return f"{self.kind}{size}{segment}{exact}{narrow}{gate}"
-
-
-GLOBAL = Attention()
+__all__ = [
+    "GLOBAL",
+    "KINDS",
+    "OPTIONS",
+    "ROLES",
+    "Attention",
+    "NotationError",
+    "Plan",
+    "Role",
+    "Term",
+    "parse",
+]
 
 
 @dataclass(frozen=True)
@@ -219,7 +177,7 @@ def _term(scanner: _Scanner) -> Term:
 
 def _attention(scanner: _Scanner, role: Role) -> Attention:
     start = scanner.position()
-    name = scanner.name("an attention", KINDS)
+    name = scanner.name("an attention", (name for name in KINDS if name != GLOBAL.kind))
     kind = KINDS[name]
     if role not in kind.roles:
         roles = " and ".join(kind.roles)
@@ -237,15 +195,13 @@ def _option(scanner: _Scanner, role: Role, attention: Attention, before: list[st
     if option in before:
         scanner.fail(f"{option} is there twice", at=start)
     before.append(option)
-    if not KINDS[attention.kind].windowed:
-        scanner.fail(f"{option} means {OPTIONS[option]}, which {attention.kind} does not have", at=start)
+    if option not in KINDS[attention.kind].options:
+        scanner.fail(
+            f"{option} means {OPTIONS[option].meaning}, which {attention.kind} does not have", at=start
+        )
     if option == "Exact":
         return replace(attention, expectation="exact")
     if option == "Gate":
-        if attention.kind != "MW":
-            scanner.fail(
-                f"Gate is for MW; {attention.kind} starts closed with a local score of zero", at=start
-            )
         return replace(attention, gate=True)
     if option == "Dim":
         scanner.expect("=", "and a number after Dim, as Dim=8")

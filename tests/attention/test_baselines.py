@@ -1,22 +1,14 @@
 """Each baseline against its paper's equations, one pair of query and key at a time."""
 
+import copy
 import math
 
 import pytest
 import torch
 from torch.testing import assert_close
 
-from diffwindow.attention.baselines import (
-    RAMP,
-    BandAttention,
-    BellAttention,
-    GaussianAttention,
-    LocalnessAttention,
-    RelativeAttention,
-    SpanAttention,
-    mean_span,
-)
-from diffwindow.attention.plain_attention import GlobalAttention
+from diffwindow.attention.baselines import RAMP, RelativeAttention, mean_span
+from diffwindow.attention.kinds import Attention, build_attention
 from samples.by_hand import HEADS, WIDTH, attend, batch, by_hand, mixed, real_keys, score, softmax
 
 
@@ -25,8 +17,8 @@ def _seed():
     torch.manual_seed(0)
 
 
-def randomised(kind, **options):
-    attention = kind(WIDTH, HEADS, **options).double()
+def randomised(kind, size=None, dropout=0.0):
+    attention = build_attention(Attention(kind, size), WIDTH, HEADS, dropout=dropout).double()
     for parameter in attention.parameters():
         torch.nn.init.normal_(parameter, std=0.7)
     return attention
@@ -53,12 +45,12 @@ def test_global(causal):
     def row(h, i, q, k, v, seen):
         return mixed(softmax({j: score(q, k[j]) for j in seen}), v)
 
-    check_self_attention(randomised(GlobalAttention), row, causal=causal)
+    check_self_attention(randomised("Global"), row, causal=causal)
 
 
 @both_directions
 def test_shaw_adds_a_clipped_distance_to_keys_and_values(causal):
-    attention = randomised(RelativeAttention, size=2)
+    attention = randomised("Rel", size=2)
 
     def clipped(i, j):
         return max(-2, min(2, j - i)) + 2
@@ -81,12 +73,12 @@ def test_band_sees_keys_at_most_so_far_away(causal):
     def row(h, i, q, k, v, seen):
         return mixed(softmax({j: score(q, k[j]) for j in seen if abs(i - j) <= 2}), v)
 
-    check_self_attention(randomised(BandAttention, size=2), row, causal=causal)
+    check_self_attention(randomised("Band", size=2), row, causal=causal)
 
 
 @both_directions
 def test_bell_subtracts_a_squared_distance(causal):
-    attention = randomised(BellAttention)
+    attention = randomised("Bell")
 
     def row(h, i, q, k, v, seen):
         bell = {j: (i - j) ** 2 / (2 * attention.deviation[h] ** 2) for j in seen}
@@ -96,12 +88,12 @@ def test_bell_subtracts_a_squared_distance(causal):
 
 
 def test_bell_starts_with_the_deviation_that_its_size_names():
-    assert BellAttention(8, 2, size=7).deviation.tolist() == [7.0, 7.0]
+    assert build_attention(Attention("Bell", 7), 8, 2).deviation.tolist() == [7.0, 7.0]
 
 
 @both_directions
 def test_span_ramps_down_at_its_end(causal):
-    attention = randomised(SpanAttention, size=4)
+    attention = randomised("Span", size=4)
     # A long sequence, so that the ramp of 32 keys ends within it.
     x = torch.randn(1, 45, WIDTH, dtype=torch.float64)
     mask = torch.ones(1, 45, dtype=torch.bool)
@@ -119,18 +111,19 @@ def test_span_ramps_down_at_its_end(causal):
 
 
 def test_the_mean_span_is_over_heads_and_summed_over_layers():
-    layers = torch.nn.ModuleList(randomised(SpanAttention, size=size) for size in (4, 64))
+    layers = torch.nn.ModuleList(randomised("Span", size=size) for size in (4, 64))
     with torch.no_grad():
         for layer in layers:
             # sigmoid(0) = 1/2 and sigmoid(log 3) = 3/4, again and again
             layer.span_logit.copy_(torch.tensor([0.0, math.log(3.0)]).repeat(HEADS // 2))
     # 4 (1/2 + 3/4)/2 + 64 (1/2 + 3/4)/2
     assert mean_span(layers).item() == pytest.approx(2.5 + 40.0)
+    assert mean_span(copy.deepcopy(layers)) == mean_span(layers)
     assert mean_span(torch.nn.Linear(2, 2)) is None
 
 
 def test_span_learns_from_its_ramp():
-    attention = randomised(SpanAttention, size=64)
+    attention = randomised("Span", size=64)
     x = torch.randn(1, 90, WIDTH, dtype=torch.float64)
     attend(attention, x, x, torch.ones(1, 90, dtype=torch.bool)).square().sum().backward()
     gradient = attention.span_logit.grad
@@ -148,7 +141,7 @@ def whole_queries(attention, x):
 
 
 def test_yang_biases_towards_a_predicted_centre():
-    attention = randomised(LocalnessAttention)
+    attention = randomised("Loc")
     x, mask = batch()
     queries = whole_queries(attention, x)
 
@@ -167,7 +160,7 @@ def test_yang_biases_towards_a_predicted_centre():
 
 def test_luong_aligns_in_a_window_under_a_gaussian():
     size = 2
-    attention = randomised(GaussianAttention, size=size)
+    attention = randomised("Gauss", size=size)
     source, mask = batch(length=9)
     target = torch.randn(3, 4, WIDTH, dtype=torch.float64)
     queries = whole_queries(attention, target)
@@ -183,7 +176,7 @@ def test_luong_aligns_in_a_window_under_a_gaussian():
 
 
 def test_luong_finds_a_key_wherever_it_points():
-    attention = randomised(GaussianAttention, size=1)
+    attention = randomised("Gauss", size=1)
     torch.nn.init.normal_(attention.pointer.output.weight, std=50.0)
     source = torch.randn(1, 5, WIDTH, dtype=torch.float64)
     target = torch.randn(1, 200, WIDTH, dtype=torch.float64)
@@ -191,7 +184,7 @@ def test_luong_finds_a_key_wherever_it_points():
     assert (weights.sum(-1) > 0).all()
 
 
-@pytest.mark.parametrize("kind", [RelativeAttention, GaussianAttention, GlobalAttention])
+@pytest.mark.parametrize("kind", ["Rel", "Gauss", "Band", "Global"])
 def test_maps_are_without_dropout(kind):
     attention = randomised(kind, dropout=0.5)
     x, _ = batch()
@@ -202,7 +195,7 @@ def test_maps_are_without_dropout(kind):
 
 
 def test_yangs_gradients_are_finite_beside_a_sequence_of_padding():
-    attention = randomised(LocalnessAttention)
+    attention = randomised("Loc")
     x, mask = batch()
     mask = mask.clone()
     mask[0] = False

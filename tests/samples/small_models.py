@@ -4,11 +4,21 @@ import torch
 
 from diffwindow import Classifier, ClassifierConfig, LanguageModel, LanguageModelConfig, Translator
 from diffwindow import TranslatorConfig as Config
+from diffwindow.attention.baselines import BASELINES
 
 SIZES = {"vocab_size": 30, "embed_dim": 16, "ffn_dim": 24, "num_heads": 2}
-ENCODER = ["AW", "MW", "AW,Seg=3", "MW,Seg,Exact", "AW,Dim=3", "Rel=3", "Loc", "Band=2", "Bell=2", "Span=4"]
-CROSS = ["AW", "MW", "AW,Seg=3", "MW,Seg,Exact", "AW,Dim=3", "Gauss=2"]
-DECODER = ["AW", "MW", "AW,Seg=3", "MW,Seg,Exact", "MW,Dim=3,Gate", "Rel=3", "Band=2", "Bell=2", "Span=4"]
+
+
+def baselines(role):
+    """Every baseline that a role takes, small enough to matter in short sequences."""
+    taken = {name: kind for name, kind in BASELINES.items() if role in kind.roles}
+    return [name if kind.size is None else f"{name}=3" for name, kind in taken.items()]
+
+
+WINDOWS = ["AW", "MW", "AW,Seg=3", "MW,Seg,Exact"]
+ENCODER = [*WINDOWS, "AW,Dim=3", *baselines("Enc")]
+CROSS = [*WINDOWS, "AW,Dim=3", *baselines("Cr")]
+DECODER = [*WINDOWS, "MW,Dim=3,Gate", *baselines("Dec")]
 
 
 def notations():

@@ -161,7 +161,7 @@ def test_a_baseline_that_attends_through_its_maps_is_captured_once():
     with diffwindow.capture(model) as trace:
         model(torch.tensor([[5, 6, 7, 2]]))
     assert trace["Enc", 1].weights.shape == (2, 4, 4)
-    assert trace["Enc", 1].kind == "Relative"
+    assert trace["Enc", 1].kind == "Rel"
 
 
 def test_what_cannot_be_captured_is_told():

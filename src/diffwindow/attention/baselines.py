@@ -1,4 +1,6 @@
-"""The predicted centres that Yang's and Luong's attentions place their Gaussians at."""
+"""The attentions that windows are compared with, each with its entry in the table of kinds."""
+
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -6,50 +8,22 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from diffwindow import functional
-from diffwindow.attention.plain_attention import GlobalAttention
+from diffwindow.attention.plain_attention import GlobalAttention, Pairs, ScoreBias
 from diffwindow.attention.positions import relative_positions
-from diffwindow.attention.stacked_attention import StackedAttention
+from diffwindow.attention.stacked_attention import SELF_ROLES, Kind, StackedAttention
 from diffwindow.attention.visibility import EVERYTHING, View
 
-
-class Pointer(nn.Module):
-    """Predict fractions of a sequence from each query, several a head: sigmoid(U tanh(W q))."""
-
-    def __init__(self, embed_dim: int, num_heads: int, *, num_pointers: int = 1) -> None:
-        super().__init__()
-        self.num_heads = num_heads
-        self.hidden = nn.Linear(embed_dim, embed_dim, bias=False)
-        self.output = nn.Linear(embed_dim, num_pointers * num_heads, bias=False)
-        nn.init.xavier_uniform_(self.hidden.weight)
-        nn.init.xavier_uniform_(self.output.weight)
-
-    def forward(self, queries: Float[Tensor, "b q d"]) -> tuple[Float[Tensor, "b h q 1"], ...]:
-        """Give each pointer as `[b h q 1]`."""
-        fractions = self.output(self.hidden(queries).tanh()).sigmoid()
-        heads = fractions.unflatten(-1, (-1, self.num_heads))
-        pointers: tuple[Tensor, ...] = heads.permute(2, 0, 3, 1).unsqueeze(-1).unbind()
-        return pointers
-
-
-def real_positions(
-    queries: Float[Tensor, "b q d"], num_keys: int, attn_mask: Bool[Tensor, "..."] | None
-) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."]]:
-    """Count the visible keys, n, and give the place of each among them, from 0: where a pointer points."""
-    # Half precision cannot count beyond a few hundred.
-    dtype = torch.promote_types(queries.dtype, torch.float32)
-    mask = queries.new_ones(1, num_keys) if attn_mask is None else attn_mask
-    visible = mask.to(dtype)
-    return visible.sum(-1, keepdim=True), visible.cumsum(-1) - 1
+BASELINES: dict[str, Kind] = {}
 
 
 class RelativeAttention(StackedAttention):
     """Attend with keys k_j + a_{j−i} and values v_j + b_{j−i}, the distance clipped (Shaw et al. 2018).
 
-    The tables a and b, shared over heads, have a row for each distance from −`size` to `size`. As a query
-    meets a table's few rows and not one vector a key, nothing of size queries × keys × width exists.
+    The tables a and b, shared over heads, have a row for each distance from −`size` to `size`. Queries are
+    compared with the rows of a table, so nothing of size queries × keys × width exists.
     """
 
-    def __init__(self, embed_dim: int, num_heads: int, *, size: int = 16, dropout: float = 0.0) -> None:
+    def __init__(self, embed_dim: int, num_heads: int, *, size: int, dropout: float = 0.0) -> None:
         super().__init__(embed_dim, num_heads, dropout=dropout)
         self.size = size
         self.key_table = nn.Parameter(torch.empty(2 * size + 1, embed_dim // num_heads))
@@ -79,7 +53,7 @@ class RelativeAttention(StackedAttention):
         keys: Float[Tensor, "b k keys"],
         view: View = EVERYTHING,
     ) -> Float[Tensor, "b h q k"]:
-        """Give the weights of `attend`, without dropout."""
+        """Return the weights of `attend`, without dropout."""
         (q,) = self._query_heads(queries)
         k, _ = self._key_heads(keys)
         scores = functional.scores(q, k)
@@ -89,45 +63,44 @@ class RelativeAttention(StackedAttention):
         return functional.masked_softmax(scores, visible)
 
     def _rows(self, queries: Tensor, keys: Tensor) -> Int[Tensor, "q k"]:
-        """Give the table row of each pair of query and key."""
+        """Return the table row of each pair of query and key."""
         distance = relative_positions(queries.shape[1], keys.shape[1], queries.device)
         return distance.clamp(-self.size, self.size) + self.size
 
 
-class LocalnessAttention(GlobalAttention):
-    """Prefer keys around a predicted centre: softmax(q kᵀ/√e − (j − P)²/2σ²), σ = D/2 (Yang et al. 2018).
+BASELINES["Rel"] = Kind(
+    "relative positions clipped at a distance (Shaw et al. 2018)", RelativeAttention, SELF_ROLES, size=16
+)
 
-    Centre and window are query-specific, P = n sigmoid(u tanh(W q)) and D = n sigmoid(u′ tanh(W q)) in a
-    sequence of n real tokens, with one W for both and a u and a u′ a head.
-    """
 
-    def __init__(self, embed_dim: int, num_heads: int, *, dropout: float = 0.0) -> None:
-        super().__init__(embed_dim, num_heads, dropout=dropout)
-        self.pointer = Pointer(embed_dim, num_heads, num_pointers=2)
+class Pointer(nn.Module):
+    """Predict fractions of a sequence from each query, several per head: sigmoid(U tanh(W q))."""
 
-    def bias(
-        self,
-        queries: Float[Tensor, "b q queries"],
-        num_keys: int,
-        attn_mask: Bool[Tensor, "..."] | None,
-    ) -> Float[Tensor, "b h q k"]:
-        """Give the logarithm of each query's Gaussian."""
-        count, position = real_positions(queries, num_keys, attn_mask)
-        centre, window = self.pointer(queries)
-        # a sequence of padding alone, whose weights are zero anyway, must not divide zero by zero
-        deviation = count.clamp(min=1) * window / 2
-        bias: Tensor = -(position - count * centre).square() / (2 * deviation.square())
-        return bias.to(queries.dtype)
+    def __init__(self, embed_dim: int, num_heads: int, *, num_pointers: int = 1) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.hidden = nn.Linear(embed_dim, embed_dim, bias=False)
+        self.output = nn.Linear(embed_dim, num_pointers * num_heads, bias=False)
+        nn.init.xavier_uniform_(self.hidden.weight)
+        nn.init.xavier_uniform_(self.output.weight)
+
+    def forward(self, queries: Float[Tensor, "b q d"]) -> tuple[Float[Tensor, "b h q 1"], ...]:
+        """Return each pointer as `[b h q 1]`."""
+        fractions = self.output(self.hidden(queries).tanh()).sigmoid()
+        heads = fractions.unflatten(-1, (-1, self.num_heads))
+        pointers: tuple[Tensor, ...] = heads.permute(2, 0, 3, 1).unsqueeze(-1).unbind()
+        return pointers
 
 
 class GaussianAttention(StackedAttention):
     """Align within a window and favour its middle: softmax(s) exp(−(j − p)²/2σ²) (Luong et al. 2015).
 
-    The middle is p = n sigmoid(v tanh(W q)) in a source of n real tokens, one v a head; the softmax is over
-    the keys with |j − p| ≤ D, where D is `size`, and σ = D/2. As there, the weights are not renormalised.
+    The middle is p = n sigmoid(v tanh(W q)) in a source of n real tokens, one v per head; the softmax is over
+    the keys with |j − p| ≤ D, where D is `size`, and σ = D/2. As in the paper, the weights are not
+    renormalised.
     """
 
-    def __init__(self, embed_dim: int, num_heads: int, *, size: int = 10, dropout: float = 0.0) -> None:
+    def __init__(self, embed_dim: int, num_heads: int, *, size: int, dropout: float = 0.0) -> None:
         super().__init__(embed_dim, num_heads, dropout=dropout)
         self.size = size
         self.pointer = Pointer(embed_dim, num_heads)
@@ -138,8 +111,8 @@ class GaussianAttention(StackedAttention):
         keys: Float[Tensor, "b k keys"],
         view: View = EVERYTHING,
     ) -> Float[Tensor, "b q d"]:
-        """Attend with projected queries and keys; the view's mask tells how long each source is."""
-        # the Gaussian multiplies each weight, so it is the same before it or after
+        """Attend with projected queries and keys; the mask says how long each source is."""
+        # dropout commutes with the Gaussian, which multiplies each weight
         weights = F.dropout(self.maps(queries, keys, view), self._active_dropout())
         _, v = self._key_heads(keys)
         return self._merge_heads(functional.attend(weights, v))
@@ -150,10 +123,10 @@ class GaussianAttention(StackedAttention):
         keys: Float[Tensor, "b k keys"],
         view: View = EVERYTHING,
     ) -> Float[Tensor, "b h q k"]:
-        """Give the weights of `attend`, without dropout."""
+        """Return the weights of `attend`, without dropout."""
         (q,) = self._query_heads(queries)
         k, _ = self._key_heads(keys)
-        count, position = real_positions(queries, keys.shape[1], view.attn_mask)
+        count, position = Pairs(queries, keys.shape[1], view.attn_mask).real_positions()
         (centre,) = self.pointer(queries)
         distance = position - count * centre
         near = distance.abs() <= self.size
@@ -165,78 +138,104 @@ class GaussianAttention(StackedAttention):
         )
 
 
-class BandAttention(GlobalAttention):
-    """See only the keys at most `size` tokens away, |i − j| ≤ size (Sperber et al. 2018, hard masking)."""
-
-    def __init__(self, embed_dim: int, num_heads: int, *, size: int = 5, dropout: float = 0.0) -> None:
-        super().__init__(embed_dim, num_heads, dropout=dropout)
-        self.size = size
-
-    def bias(
-        self,
-        queries: Float[Tensor, "b q queries"],
-        num_keys: int,
-        attn_mask: Bool[Tensor, "..."] | None,
-    ) -> Bool[Tensor, "q k"]:
-        """Mark the band."""
-        return relative_positions(queries.shape[1], num_keys, queries.device).abs() <= self.size
+BASELINES["Gauss"] = Kind(
+    "local-p: a Gaussian at a predicted source position (Luong et al. 2015)",
+    GaussianAttention,
+    ("Cr",),
+    size=10,
+)
 
 
-class BellAttention(GlobalAttention):
-    """Prefer near keys: softmax(q kᵀ/√e − (i − j)²/2σ²), one trained σ a head (Sperber et al. 2018).
+def localness(pairs: Pairs, size: None, pointer: Pointer) -> Float[Tensor, "b h q k"]:
+    """Prefer keys around a predicted centre: softmax(q kᵀ/√e − (j − P)²/2σ²), σ = D/2 (Yang et al. 2018).
 
-    `size` is the σ that every head starts with.
+    Centre and window depend on the query: P = n sigmoid(u tanh(W q)) and D = n sigmoid(u′ tanh(W q)) in a
+    sequence of n real tokens, with one W for both and a u and a u′ per head.
     """
+    count, position = pairs.real_positions()
+    centre, window = pointer(pairs.queries)
+    # a sequence of padding alone, whose weights are zero anyway, must not divide zero by zero
+    deviation = count.clamp(min=1) * window / 2
+    bias: Tensor = -(position - count * centre).square() / (2 * deviation.square())
+    return bias
 
-    def __init__(self, embed_dim: int, num_heads: int, *, size: int = 5, dropout: float = 0.0) -> None:
-        super().__init__(embed_dim, num_heads, dropout=dropout)
-        self.deviation = nn.Parameter(torch.full((num_heads,), float(size)))
 
-    def bias(
-        self,
-        queries: Float[Tensor, "b q queries"],
-        num_keys: int,
-        attn_mask: Bool[Tensor, "..."] | None,
-    ) -> Float[Tensor, "h q k"]:
-        """Give the logarithm of each head's Gaussian."""
-        distance = relative_positions(queries.shape[1], num_keys, queries.device)
-        bias = -distance.square() / (2 * self.deviation.square()[:, None, None])
-        return bias.to(queries.dtype)
+def _two_pointers(embed_dim: int, num_heads: int, size: int | None) -> dict[str, Pointer]:
+    return {"pointer": Pointer(embed_dim, num_heads, num_pointers=2)}
+
+
+BASELINES["Loc"] = Kind(
+    "localness around a predicted centre (Yang et al. 2018), bidirectional only",
+    partial(GlobalAttention, score_bias=ScoreBias(localness, _two_pointers)),
+    ("Enc",),
+)
+
+
+def band(pairs: Pairs, size: int) -> Bool[Tensor, "q k"]:
+    """See only the keys at most `size` tokens away, |i − j| ≤ size (Sperber et al. 2018, hard masking)."""
+    return pairs.distance().abs() <= size
+
+
+BASELINES["Band"] = Kind(
+    "a fixed band of keys around the query (Sperber et al. 2018)",
+    partial(GlobalAttention, score_bias=ScoreBias(band)),
+    SELF_ROLES,
+    size=5,
+)
+
+
+def bell(pairs: Pairs, size: int, deviation: Float[Tensor, " h"]) -> Float[Tensor, "h q k"]:
+    """Prefer near keys: softmax(q kᵀ/√e − (i − j)²/2σ²), one trained σ per head (Sperber et al. 2018)."""
+    return -pairs.distance().square() / (2 * deviation.square()[:, None, None])
+
+
+def _deviations(embed_dim: int, num_heads: int, size: int | None) -> dict[str, nn.Parameter]:
+    assert size is not None
+    return {"deviation": nn.Parameter(torch.full((num_heads,), float(size)))}
+
+
+BASELINES["Bell"] = Kind(
+    "a trained Gaussian around the query (Sperber et al. 2018)",
+    partial(GlobalAttention, score_bias=ScoreBias(bell, _deviations)),
+    SELF_ROLES,
+    size=5,
+)
 
 
 RAMP = 32
 
 
-class SpanAttention(GlobalAttention):
+def span(pairs: Pairs, size: int, span_logit: Float[Tensor, " h"]) -> Float[Tensor, "h q k"]:
     """Weigh keys by m(x) exp(s), m(x) = clamp((R + z − x)/R, 0, 1), at distance x (Sukhbaatar et al. 2019).
 
     Each head learns its span z, from 0 to `size`; the ramp R is 32 keys, as in that paper. There z is
-    clamped by hand after each update; here it is size · sigmoid(parameter), which needs no hand. Training
-    charges for long spans: `mean_span` times a coefficient is added to the loss per token.
+    clamped after each update; here it is size · sigmoid(parameter). Training charges for long spans:
+    `mean_span` times a coefficient is added to the loss per token. The bias is log m, and −inf without a
+    gradient beyond the span.
     """
+    weight = (RAMP + _spans(span_logit, size)[:, None, None] - pairs.distance().abs()) / RAMP
+    reached = weight > 0
+    log_weight = weight.clamp(max=1.0).where(reached, 1.0).log()
+    return log_weight.masked_fill(~reached, float("-inf"))
 
-    def __init__(self, embed_dim: int, num_heads: int, *, size: int = 1024, dropout: float = 0.0) -> None:
-        super().__init__(embed_dim, num_heads, dropout=dropout)
-        self.size = size
-        # Near zero, from where the spans grow that earn it.
-        self.span_logit = nn.Parameter(torch.full((num_heads,), -4.0))
 
-    def span(self) -> Float[Tensor, " h"]:
-        """Return each head's span z."""
-        return self.size * self.span_logit.sigmoid()
+def _short_spans(embed_dim: int, num_heads: int, size: int | None) -> dict[str, nn.Parameter]:
+    # spans start near zero and grow where that helps
+    return {"span_logit": nn.Parameter(torch.full((num_heads,), -4.0))}
 
-    def bias(
-        self,
-        queries: Float[Tensor, "b q queries"],
-        num_keys: int,
-        attn_mask: Bool[Tensor, "..."] | None,
-    ) -> Float[Tensor, "h q k"]:
-        """Give log m; what the span does not reach is -inf, with no gradient."""
-        distance = relative_positions(queries.shape[1], num_keys, queries.device).abs()
-        weight = (RAMP + self.span()[:, None, None] - distance) / RAMP
-        reached = weight > 0
-        log_weight = weight.clamp(max=1.0).where(reached, 1.0).log()
-        return log_weight.masked_fill(~reached, float("-inf")).to(queries.dtype)
+
+def _spans(span_logit: Float[Tensor, " h"], size: int) -> Float[Tensor, " h"]:
+    """Return each head's span z."""
+    return size * span_logit.sigmoid()
+
+
+SPAN = ScoreBias(span, _short_spans)
+BASELINES["Span"] = Kind(
+    "a learned span back from the query (Sukhbaatar et al. 2019)",
+    partial(GlobalAttention, score_bias=SPAN),
+    SELF_ROLES,
+    size=1024,
+)
 
 
 def mean_span(model: nn.Module) -> Float[Tensor, ""] | None:
@@ -244,5 +243,9 @@ def mean_span(model: nn.Module) -> Float[Tensor, ""] | None:
 
     The objective of Sukhbaatar et al. 2019 adds λ/M Σ z over the M heads of a layer, for each layer.
     """
-    spans = [module.span().mean() for module in model.modules() if isinstance(module, SpanAttention)]
+    spans = [
+        _spans(module.get_parameter("span_logit"), module.size).mean()
+        for module in model.modules()
+        if isinstance(module, GlobalAttention) and module.score_bias == SPAN and module.size is not None
+    ]
     return torch.stack(spans).sum() if spans else None

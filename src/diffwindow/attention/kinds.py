@@ -1,29 +1,72 @@
-"""From the notation's kinds of attention to their modules."""
+"""The table of attention kinds, and the attention of one layer as the notation describes it.
 
-from collections.abc import Callable
+To add a kind, add its function and its entry to `baselines.py`.
+"""
 
-from diffwindow.attention.baselines import (
-    BandAttention,
-    BellAttention,
-    GaussianAttention,
-    LocalnessAttention,
-    RelativeAttention,
-    SpanAttention,
-)
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+from diffwindow.arguments import Expectation
+from diffwindow.attention.baselines import BASELINES
 from diffwindow.attention.plain_attention import GlobalAttention
-from diffwindow.attention.stacked_attention import StackedAttention
+from diffwindow.attention.stacked_attention import Kind, StackedAttention
 from diffwindow.attention.window_attention import Window, WindowAttention
-from diffwindow.notation import Attention
 
-WINDOWED: dict[str, Window] = {"AW": "additive", "MW": "multiplicative"}
-SIZED: dict[str, Callable[..., StackedAttention]] = {
-    "Rel": RelativeAttention,
-    "Gauss": GaussianAttention,
-    "Band": BandAttention,
-    "Bell": BellAttention,
-    "Span": SpanAttention,
+
+class Option(NamedTuple):
+    """An option of the notation, and the constructor's argument that it sets."""
+
+    meaning: str
+    argument: str
+
+
+OPTIONS = {
+    "Seg": Option("windows by segment", "segment_size"),
+    "Exact": Option("windows without the double count", "expectation"),
+    "Dim": Option("the head width of a window's boundaries", "boundary_dim"),
+    "Gate": Option(
+        "a gate per head that starts closed, for adding a multiplicative window to a trained model", "gate"
+    ),
 }
-PLAIN: dict[str, Callable[..., StackedAttention]] = {"Global": GlobalAttention, "Loc": LocalnessAttention}
+WINDOWED: dict[str, Window] = {"AW": "additive", "MW": "multiplicative"}
+KINDS = {
+    "Global": Kind("the plain Transformer's attention", GlobalAttention),
+    "AW": Kind(
+        "additive window", partial(WindowAttention, window=WINDOWED["AW"]), options=("Seg", "Exact", "Dim")
+    ),
+    "MW": Kind(
+        "multiplicative window",
+        partial(WindowAttention, window=WINDOWED["MW"]),
+        options=("Seg", "Exact", "Dim", "Gate"),
+    ),
+    **BASELINES,
+}
+# the segment size of `Seg` without a number
+SEGMENT_SIZE = 5
+
+
+@dataclass(frozen=True)
+class Attention:
+    """The attention of one layer: a kind and its options."""
+
+    kind: str = "Global"
+    size: int | None = None
+    segment_size: int = 1
+    expectation: Expectation = "paper"
+    boundary_dim: int | None = None
+    gate: bool = False
+
+    def __str__(self) -> str:
+        size = "" if self.size == KINDS[self.kind].size else f"={self.size}"
+        segment = {1: "", SEGMENT_SIZE: ",Seg"}.get(self.segment_size, f",Seg={self.segment_size}")
+        exact = ",Exact" if self.expectation == "exact" else ""
+        narrow = "" if self.boundary_dim is None else f",Dim={self.boundary_dim}"
+        gate = ",Gate" if self.gate else ""
+        return f"{self.kind}{size}{segment}{exact}{narrow}{gate}"
+
+
+GLOBAL = Attention()
 
 
 def build_attention(
@@ -34,17 +77,10 @@ def build_attention(
     >>> build_attention(Attention("AW", segment_size=5), 16, 2).segment_size
     5
     """
-    if attention.kind in WINDOWED:
-        return WindowAttention(
-            embed_dim,
-            num_heads,
-            window=WINDOWED[attention.kind],
-            segment_size=attention.segment_size,
-            expectation=attention.expectation,
-            boundary_dim=attention.boundary_dim,
-            gate=attention.gate,
-            dropout=dropout,
-        )
-    if attention.size is None:
-        return PLAIN[attention.kind](embed_dim, num_heads, dropout=dropout)
-    return SIZED[attention.kind](embed_dim, num_heads, size=attention.size, dropout=dropout)
+    kind = KINDS[attention.kind]
+    arguments = {OPTIONS[name].argument: getattr(attention, OPTIONS[name].argument) for name in kind.options}
+    if kind.size is not None:
+        arguments["size"] = kind.size if attention.size is None else attention.size
+    module = kind.build(embed_dim, num_heads, dropout=dropout, **arguments)
+    module.kind = attention.kind
+    return module

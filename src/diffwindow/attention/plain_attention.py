@@ -1,28 +1,83 @@
-"""GlobalAttention: the plain Transformer's attention, and the ground for those that bias its scores."""
+"""GlobalAttention: the plain Transformer's attention, with a bias of its scores if a kind has one."""
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
-from torch import Tensor
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
 
 from diffwindow import functional
+from diffwindow.attention.positions import relative_positions
 from diffwindow.attention.stacked_attention import StackedAttention
 from diffwindow.attention.visibility import EVERYTHING, View
 
 
-class GlobalAttention(StackedAttention):
-    """Attend to every key that the mask allows: softmax(q kᵀ/√e + bias) v, where the bias is none.
+class Pairs(NamedTuple):
+    """What a bias of the scores may depend on: the projected queries and where queries and keys stand."""
 
-    A kind that prefers some keys by their place overrides `bias`; all run in PyTorch's fused attention.
+    queries: Float[Tensor, "b q d"]
+    num_keys: int
+    attn_mask: Bool[Tensor, "..."] | None = None
+
+    def distance(self) -> Int[Tensor, "q k"]:
+        """Return how far each key lies to the right of each query."""
+        return relative_positions(self.queries.shape[1], self.num_keys, self.queries.device)
+
+    def real_positions(self) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."]]:
+        """Return the number of visible keys, and the position of each key among them, from 0."""
+        # half precision cannot count beyond a few hundred
+        dtype = torch.promote_types(self.queries.dtype, torch.float32)
+        mask = self.queries.new_ones(1, self.num_keys) if self.attn_mask is None else self.attn_mask
+        visible = mask.to(dtype)
+        return visible.sum(-1, keepdim=True), visible.cumsum(-1) - 1
+
+
+Learned = nn.Parameter | nn.Module
+
+
+def nothing_learned(embed_dim: int, num_heads: int, size: int | None) -> Mapping[str, Learned]:
+    """Return no parameters."""
+    return {}
+
+
+@dataclass(frozen=True)
+class ScoreBias:
+    """A bias of the scores as a function of `Pairs`, a size, and the parameters it learns.
+
+    `function(pairs, size, *learned)` returns values to add to the scores, or a boolean mask, broadcasting
+    to `[b h q k]`. `learned(embed_dim, num_heads, size)` returns the parameters by name, at their start.
     """
 
-    def bias(
+    function: Callable[..., Tensor]
+    learned: Callable[[int, int, int | None], Mapping[str, Learned]] = nothing_learned
+
+
+class GlobalAttention(StackedAttention):
+    """Attend to every visible key: softmax(q kᵀ/√e + bias) v, where the bias is that of a kind, or none.
+
+    All run in PyTorch's fused attention.
+    """
+
+    def __init__(
         self,
-        queries: Float[Tensor, "b q queries"],
-        num_keys: int,
-        attn_mask: Bool[Tensor, "..."] | None,
-    ) -> Tensor | None:
-        """Give what to add to the scores, or a boolean mask to apply to them, broadcasting to `[b h q k]`."""
-        return None
+        embed_dim: int,
+        num_heads: int,
+        *,
+        dropout: float = 0.0,
+        bias: bool = True,
+        score_bias: ScoreBias | None = None,
+        size: int | None = None,
+    ) -> None:
+        super().__init__(embed_dim, num_heads, dropout=dropout, bias=bias)
+        self.score_bias = score_bias
+        self.size = size
+        learned = {} if score_bias is None else score_bias.learned(embed_dim, num_heads, size)
+        self._learned = tuple(learned)
+        for name, value in learned.items():
+            setattr(self, name, value)
 
     def attend(
         self,
@@ -33,7 +88,7 @@ class GlobalAttention(StackedAttention):
         """Attend with projected queries and keys; there are no segments, so their origin has no effect."""
         (q,) = self._query_heads(queries)
         k, v = self._key_heads(keys)
-        bias = self.bias(queries, keys.shape[1], view.attn_mask)
+        bias = self._bias(queries, keys, view)
         return self._merge_heads(plain_attention(q, k, v, view, bias, dropout_p=self._active_dropout()))
 
     def maps(
@@ -42,14 +97,21 @@ class GlobalAttention(StackedAttention):
         keys: Float[Tensor, "b k keys"],
         view: View = EVERYTHING,
     ) -> Float[Tensor, "b h q k"]:
-        """Give the weights of `attend`, without dropout."""
+        """Return the weights of `attend`, without dropout."""
         (q,) = self._query_heads(queries)
         k, _ = self._key_heads(keys)
         scores = functional.scores(q, k)
-        joined = _join(self.bias(queries, keys.shape[1], view.attn_mask), view.visible(q, k))
+        joined = _join(self._bias(queries, keys, view), view.visible(q, k))
         if joined is None or not joined.is_floating_point():
             return functional.masked_softmax(scores, joined)
         return functional.masked_softmax(scores + joined, joined.isfinite())
+
+    def _bias(self, queries: Tensor, keys: Tensor, view: View) -> Tensor | None:
+        if self.score_bias is None:
+            return None
+        pairs = Pairs(queries, keys.shape[1], view.attn_mask)
+        bias = self.score_bias.function(pairs, self.size, *(getattr(self, name) for name in self._learned))
+        return bias.to(queries.dtype) if bias.is_floating_point() else bias
 
 
 def plain_attention(

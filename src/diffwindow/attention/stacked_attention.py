@@ -1,5 +1,7 @@
-"""StackedAttention: what every multi-head attention here shares, one projection and one call."""
+"""StackedAttention: what every multi-head attention here shares; Kind: how the notation names one."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
@@ -13,6 +15,9 @@ from diffwindow.attention.visibility import EVERYTHING, View
 Init = Literal["stacked", "separate"]
 INITS: tuple[str, ...] = get_args(Init)
 Maps = ops.WindowMaps | Float[Tensor, "b h q k"]
+Role = Literal["Enc", "Cr", "Dec"]
+ROLES: tuple[Role, ...] = get_args(Role)
+SELF_ROLES: tuple[Role, ...] = ("Enc", "Dec")
 
 
 class StackedAttention(nn.Module):
@@ -27,6 +32,8 @@ class StackedAttention(nn.Module):
 
     # how `reset_parameters` initialises the stacked projection
     init: Init = "stacked"
+    # the name in the notation, which `build_attention` sets
+    kind: str = "Global"
 
     def __init__(
         self,
@@ -142,6 +149,21 @@ class StackedAttention(nn.Module):
 
     def _active_dropout(self) -> float:
         return self.dropout if self.training else 0.0
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of attention in the notation; `kinds.KINDS` lists all of them.
+
+    `build` takes `embed_dim`, `num_heads`, `dropout`, `size` if the kind has one, whose default stands here,
+    and the arguments of its `options`.
+    """
+
+    meaning: str
+    build: Callable[..., StackedAttention]
+    roles: tuple[Role, ...] = ROLES
+    size: int | None = None
+    options: tuple[str, ...] = ()
 
 
 def check_heads(embed_dim: int, num_heads: int) -> None:

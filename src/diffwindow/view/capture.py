@@ -213,7 +213,7 @@ def kind_of(module: StackedAttention) -> str:
     'MW, segments of 5'
     """
     if not isinstance(module, WindowAttention):
-        return type(module).__name__.removesuffix("Attention")
+        return module.kind
     kind = "AW" if module.window == "additive" else "MW"
     segments = f", segments of {module.segment_size}" if module.segment_size > 1 else ""
     return kind + segments + (", exact" if module.expectation == "exact" else "")
