@@ -9,11 +9,11 @@ from pathlib import Path
 import torch
 
 from diffwindow.models.build import count_parameters
-from diffwindow.models.presets import PRESETS
 from diffwindow.reproduce.runner import make_store
 from diffwindow.reproduce.scales import Setting
 from diffwindow.reproduce.speed import relative_speeds
 from diffwindow.reproduce.tables import PAPER_SPEED, TABLE_4
+from diffwindow.tasks.presets import model_preset
 
 
 def main():
@@ -28,7 +28,7 @@ def main():
     store = options.stores / setting.store_name
     make_store(setting, store, options.data)
     ratios = relative_speeds(TABLE_4, setting, store, rounds=options.rounds)
-    base = PRESETS["wmt14-en-de"]
+    base = model_preset("wmt14-en-de")
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {options.tokens} tokens an update")
     print("| model | parameters | paper's speed, relative | ours, relative |\n| --- | --- | --- | --- |")
     for row, paper in zip(TABLE_4.rows, PAPER_SPEED, strict=True):

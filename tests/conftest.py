@@ -21,7 +21,7 @@ SHAPED = [
 install_import_hook([f"diffwindow.{name}" for name in SHAPED], "beartype.beartype")
 
 # Imported after the hook, which must see them.
-from diffwindow.data.corpora import agreement_recipe, plain_text, reorder_recipe  # noqa: E402
+from diffwindow.data.corpora import plain_text, recipe_of  # noqa: E402
 from diffwindow.data.prepare import prepare  # noqa: E402
 from diffwindow.data.recipe import Recipe, Vocabulary  # noqa: E402
 from diffwindow.data.synthetic import agreement  # noqa: E402
@@ -44,12 +44,12 @@ def unchecked():
 
 @pytest.fixture(scope="session")
 def agreement_store(tmp_path_factory):
-    return prepare(agreement_recipe(rows=2000), tmp_path_factory.mktemp("agreement") / "store")
+    return prepare(recipe_of("agreement", rows=2000), tmp_path_factory.mktemp("agreement") / "store")
 
 
 @pytest.fixture(scope="session")
 def reorder_store(tmp_path_factory):
-    return prepare(reorder_recipe(rows=2000), tmp_path_factory.mktemp("reorder") / "store")
+    return prepare(recipe_of("reorder", rows=2000), tmp_path_factory.mktemp("reorder") / "store")
 
 
 @pytest.fixture(scope="session")

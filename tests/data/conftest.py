@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from diffwindow.data.corpora import agreement_recipe
+from diffwindow.data.corpora import recipe_of
 from diffwindow.data.prepare import prepare
 
 
@@ -17,4 +17,4 @@ def real_data():
 
 @pytest.fixture(scope="session")
 def agreement_store(tmp_path_factory):
-    return prepare(agreement_recipe(rows=300), tmp_path_factory.mktemp("stores") / "agreement")
+    return prepare(recipe_of("agreement", rows=300), tmp_path_factory.mktemp("stores") / "agreement")

@@ -5,7 +5,7 @@ import pytest
 
 from diffwindow.data import encoding as chunks
 from diffwindow.data import prepare as module
-from diffwindow.data.corpora import agreement_recipe, plain_text, recipe_of, two_files
+from diffwindow.data.corpora import plain_text, recipe_of, two_files
 from diffwindow.data.integrity import MEMORY
 from diffwindow.data.lines import CorpusError
 from diffwindow.data.prepare import estimate, prepare
@@ -108,10 +108,12 @@ def test_another_seed_or_size_starts_again(tmp_path):
         if stage == "valid":
             raise KeyboardInterrupt
 
-    for number, other in enumerate([agreement_recipe(2, rows=300), agreement_recipe(1, rows=50)]):
+    for number, other in enumerate(
+        [recipe_of("agreement", rows=300, seed=2), recipe_of("agreement", rows=50, seed=1)]
+    ):
         out = tmp_path / f"out{number}"
         with pytest.raises(KeyboardInterrupt):
-            prepare(agreement_recipe(1, rows=300), out, progress=interrupt)
+            prepare(recipe_of("agreement", rows=300, seed=1), out, progress=interrupt)
         prepare(other, out)
         prepare(other, tmp_path / f"expected{number}")
         assert contents(out) == contents(tmp_path / f"expected{number}")

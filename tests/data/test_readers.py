@@ -61,9 +61,9 @@ def test_a_truncated_archive_is_an_error(tmp_path, suffix):
     cut = tmp_path / f"cut.txt{suffix}"
     cut.write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
     with pytest.raises(CorpusError, match=r"cut\.txt.*line \d+: the archive is truncated or damaged"):
-        rows(text.lines, [cut], blank="keep")
+        rows(text.lines, cut, blank="keep")
     audit = Audit(skip_bad=True)
-    kept = len(list(text.lines([cut], audit, blank="keep")))
+    kept = len(list(text.lines(cut, audit, blank="keep")))
     assert 0 < kept < 20_000
     assert audit.skipped == {"the archive is truncated or damaged": 1}
 
@@ -72,7 +72,7 @@ def test_a_text_file_named_gz_is_an_error(tmp_path):
     path = tmp_path / "a.txt.gz"
     path.write_bytes(b"plain text\n")
     with pytest.raises(CorpusError, match="archive is truncated or damaged"):
-        rows(text.lines, [path], blank="keep")
+        rows(text.lines, path, blank="keep")
 
 
 def test_parallel_tsv(tmp_path):
@@ -184,6 +184,6 @@ def test_numpred_subset_and_parsed(tmp_path):
 
 def test_text_blank_lines(tmp_path):
     path = write(tmp_path / "wiki.txt", " \n = Title = \n")
-    assert [row["text"] for row in rows(text.lines, [path, path], blank="keep")] == ["", "= Title ="] * 2
+    assert [row["text"] for row in rows(text.lines, path, blank="keep")] == ["", "= Title ="]
     with pytest.raises(CorpusError, match="line 1: empty text"):
-        rows(text.lines, [path], blank="error")
+        rows(text.lines, path, blank="error")

@@ -4,7 +4,7 @@ import pytest
 
 from diffwindow.data.batching import TokenBatches
 from diffwindow.data.corpora import recipe_of
-from diffwindow.data.lines import Audit, locate
+from diffwindow.data.lines import Audit, located
 from diffwindow.data.prepare import prepare
 from diffwindow.data.readers import agreement
 
@@ -46,7 +46,7 @@ def test_parts_add_up(real_data, name, unchecked):
 @pytest.mark.slow
 def test_agreement_forms(real_data, unchecked):
     def count(reader, name, **options):
-        return sum(1 for _ in reader(locate(real_data / "sva", name), Audit(), **options))
+        return sum(1 for _ in reader(*located(real_data / "sva", name), Audit(), **options))
 
     for attractors, rows in {1: 52_599, 2: 9_380, 3: 2_051, 4: 561, 5: 159}.items():
         assert (

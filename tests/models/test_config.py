@@ -3,7 +3,7 @@ from pydantic import ValidationError
 
 from diffwindow import ClassifierConfig, LanguageModelConfig, TranslatorConfig
 from diffwindow.models.build import read_config
-from diffwindow.models.presets import preset
+from diffwindow.tasks.presets import model_preset
 
 
 def test_an_unknown_field_names_the_nearest():
@@ -46,8 +46,8 @@ def test_only_sinusoids_need_an_even_width():
 
 
 def test_a_config_of_before_a_field_has_its_default():
-    fields = preset("sst2").model_dump(exclude={"init", "positions"})
-    assert read_config(fields) == preset("sst2")
+    fields = model_preset("sst2").model_dump(exclude={"init", "positions"})
+    assert read_config(fields) == model_preset("sst2")
 
 
 @pytest.mark.parametrize(
@@ -70,4 +70,4 @@ def test_a_config_file_says_which_model_it_is():
     with pytest.raises(ValueError, match=r"model='translater'.*did you mean \"translator\""):
         read_config({"model": "translater", "vocab_size": 9})
     with pytest.raises(ValueError, match=r"preset='wmt14'.*did you mean"):
-        preset("wmt14")
+        model_preset("wmt14")

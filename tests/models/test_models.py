@@ -5,8 +5,8 @@ from torch.testing import assert_close
 
 from diffwindow.functional import attend
 from diffwindow.models.build import build_model, count_parameters, read_config
-from diffwindow.models.presets import PRESETS, preset
 from diffwindow.ops import WindowMaps
+from diffwindow.tasks.presets import NAMES, model_preset
 from samples.small_models import DECODER, ENCODER, classifier, language_model, notations, tokens, translator
 
 pytestmark = pytest.mark.filterwarnings("ignore:the paper has no segments")
@@ -25,12 +25,12 @@ COUNTS = {
 
 @pytest.mark.parametrize(("attention", "parameters"), COUNTS.items())
 def test_base_has_as_many_parameters_as_the_paper(attention, parameters):
-    assert count_parameters(preset("wmt14-en-de", attention=attention)) == parameters
+    assert count_parameters(model_preset("wmt14-en-de", attention=attention)) == parameters
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", NAMES)
 def test_presets_build_and_read_back(name):
-    config = PRESETS[name]
+    config = model_preset(name)
     assert read_config(config.model_dump()) == config
     with torch.device("meta"):
         model = build_model(config)
@@ -38,17 +38,17 @@ def test_presets_build_and_read_back(name):
 
 
 def test_tiny_is_the_papers():
-    tiny = preset("sst2", vocab_size=100)
+    tiny = model_preset("sst2", vocab_size=100)
     assert (tiny.num_layers, tiny.embed_dim, tiny.ffn_dim, tiny.num_heads) == (2, 128, 512, 4)
     # By default a window is in the first half of the layers, here one of two.
-    assert count_parameters(preset("sst2", attention="Enc(AW)")) - count_parameters(preset("sst2")) == 6 * (
-        128 * 128 + 128
-    )
+    assert count_parameters(model_preset("sst2", attention="Enc(AW)")) - count_parameters(
+        model_preset("sst2")
+    ) == 6 * (128 * 128 + 128)
 
 
 def test_initialisation():
     torch.manual_seed(0)
-    model = build_model(preset("sst2"))
+    model = build_model(model_preset("sst2"))
     rows = model.embedding.weight
     assert rows[0].eq(0).all()
     assert abs(rows[1:].std().item() * 128**0.5 - 1) < 0.01
@@ -59,7 +59,7 @@ def test_initialisation():
 
 def test_initialisation_of_projections_is_a_setting():
     largest = {
-        init: build_model(preset("sst2").model_copy(update={"init": init}))
+        init: build_model(model_preset("sst2").model_copy(update={"init": init}))
         .encoder.layers[0]
         .self_attention.attention.in_proj.weight.abs()
         .max()

@@ -3,11 +3,11 @@
 import pytest
 
 from diffwindow.models.build import count_parameters
-from diffwindow.models.presets import preset
 from diffwindow.reproduce.cost import cost
 from diffwindow.reproduce.scales import SCALES, scale_of
 from diffwindow.reproduce.table import SVA_SUBSET, Column, Row, Table
 from diffwindow.reproduce.tables import TABLES, table_of
+from diffwindow.tasks.presets import model_preset
 
 ROWS = [
     pytest.param(column, row, scale, id=f"{table.name}-{column.name}-{row.key}-{scale.name}")
@@ -56,7 +56,7 @@ def test_what_settings_are_chosen_by_is_the_validation_set():
 
 def test_the_models_of_table_1_have_the_counted_parameters():
     counts = {
-        row.key: count_parameters(preset("wmt14-en-de", attention=row.attention))
+        row.key: count_parameters(model_preset("wmt14-en-de", attention=row.attention))
         for row in table_of("table1").rows
     }
     assert counts["Global"] == 60_915_712

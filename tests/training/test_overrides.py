@@ -2,9 +2,9 @@ import pytest
 import torch
 
 from diffwindow.models.build import build_model
+from diffwindow.tasks.presets import NAMES
 from diffwindow.tasks.registry import TASKS
 from diffwindow.training.overrides import differences, resolve
-from diffwindow.training.presets import NAMES
 
 
 @pytest.mark.parametrize("name", NAMES)

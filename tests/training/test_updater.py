@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from diffwindow.attention.baselines import mean_span
-from diffwindow.data.corpora import agreement_recipe
+from diffwindow.data.corpora import recipe_of
 from diffwindow.data.prepare import prepare
 from diffwindow.tasks.registry import model_config, task_of
 from diffwindow.training.batch_loader import Step
@@ -18,7 +18,7 @@ TINY = {"embed_dim": 8, "ffn_dim": 8, "num_heads": 2, "num_layers": 2, "dropout"
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
-    return prepare(agreement_recipe(rows=20), tmp_path_factory.mktemp("agreement") / "store")
+    return prepare(recipe_of("agreement", rows=20), tmp_path_factory.mktemp("agreement") / "store")
 
 
 def task_and_model(store, attention):

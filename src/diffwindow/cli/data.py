@@ -54,7 +54,8 @@ def prepare(
 
     Files may be plain, .gz or .xz. An interrupted run goes on when the same command is given again.
     """
-    from diffwindow.data.corpora import GENERATED, generated, plain_text, recipe_of, tsv_pairs, two_files
+    from diffwindow.cli.errors import naming_data_option
+    from diffwindow.data.corpora import GENERATED, plain_text, recipe_of, tsv_pairs, two_files
     from diffwindow.data.recipe import Recipe
 
     chosen = [
@@ -79,7 +80,8 @@ def prepare(
     if (rows or seed) and corpus not in GENERATED:
         raise ValueError(f"--rows and --seed are for a generated corpus, one of {', '.join(GENERATED)}")
     if corpus:
-        recipe = generated(corpus, seed=seed, rows=rows) or recipe_of(corpus, data)
+        with naming_data_option():
+            recipe = recipe_of(corpus, data, rows=rows, seed=seed)
     elif alone := text or tsv:
         read, task = (plain_text, "lm") if text else (tsv_pairs, "translation")
         files = {"train": alone, "valid": valid, "test": test}
@@ -159,11 +161,11 @@ def _duration(seconds: float) -> str:
 @app.command("list")
 def list_corpora() -> None:
     """List the corpora: use, size, licence, origin."""
-    from diffwindow.data.catalogue import CATALOGUE
+    from diffwindow.data.corpora import CORPORA
 
-    for entry in CATALOGUE:
-        how = "generated" if entry.generated else "download" if entry.hub else "by hand"
-        print(f"{entry.name:16} {entry.used_for}; {entry.size}; {entry.licence}; {entry.origin} [{how}]")
+    for corpus in CORPORA.values():
+        how = "generated" if corpus.generate else "download" if corpus.hub else "by hand"
+        print(f"{corpus.name:16} {corpus.use}; {corpus.size}; {corpus.licence}; {corpus.origin} [{how}]")
 
 
 @app.command("get")
@@ -172,14 +174,15 @@ def get(
     data: Raw = None,
 ) -> None:
     """Download a corpus from the Hugging Face hub, or say which files to put where."""
-    from diffwindow.data.download import download, entry_of, instructions
+    from diffwindow.data.corpora import corpus_of
+    from diffwindow.data.download import download, instructions
 
-    entry = entry_of(name)
+    corpus = corpus_of(name)
     root = data or Path("data")
-    if entry.hub is None:
-        print(instructions(entry, root))
+    if corpus.hub is None:
+        print(instructions(corpus, root))
         return
-    for file, rows in download(entry.hub, root).items():
+    for file, rows in download(corpus, root).items():
         print(f"{root / file}: {rows:,} rows")
     print(f"now: diffwindow prepare {name} --data {root} --out DIR")
 

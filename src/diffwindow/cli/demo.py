@@ -96,14 +96,15 @@ def _train(out: Path, attention: str, *, seed: int, updates: int, rows: int) -> 
 
 def _corpus(out: Path, *, seed: int, rows: int) -> Path:
     """Generate the sentences, unless they are there: as many to test on as to train on."""
-    from diffwindow.data.corpora import agreement_recipe
+    from diffwindow.data.corpora import recipe_of
     from diffwindow.data.prepare import prepare
     from diffwindow.data.store import Store
 
     store = out / "data"
     if not store.exists():
         out.mkdir(parents=True, exist_ok=True)
-        recipe, larger = agreement_recipe(seed, rows=rows), agreement_recipe(seed, rows=10 * rows)
+        recipe = recipe_of("agreement", rows=rows, seed=seed)
+        larger = recipe_of("agreement", rows=10 * rows, seed=seed)
         prepare(replace(recipe, splits=recipe.splits | {"test": larger.splits["test"]}), store)
     if (found := len(Store.open(store).split("train"))) != rows:
         raise ValueError(f"{store} has {found:,} sentences, not {rows:,}; choose another --out")

@@ -18,9 +18,9 @@ def describe(
     """Show a model layer by layer with its exact number of parameters; no weights are allocated."""
     from diffwindow.files import to_json
     from diffwindow.models.build import count_parameters
-    from diffwindow.models.presets import preset as preset_config
+    from diffwindow.tasks.presets import model_preset
 
-    config = preset_config(preset, attention=attention, vocab_size=vocab_size)
+    config = model_preset(preset, attention=attention, vocab_size=vocab_size)
     layers = [
         {"role": role, "layer": number, "attention": str(kind)}
         for role, field in config.stacks().items()

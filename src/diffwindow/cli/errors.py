@@ -62,12 +62,23 @@ def interruptible(outcome: str) -> Iterator[None]:
 
 
 @contextmanager
+def naming_data_option() -> Iterator[None]:
+    """Name the option that says where a corpus's raw files are, if a folder of them is missing."""
+    from diffwindow.data.lines import NoFolderError
+
+    try:
+        yield
+    except NoFolderError as error:
+        raise ValueError(f"{error}: --data DIR, or $DIFFWINDOW_DATA") from None
+
+
+@contextmanager
 def training_errors() -> Iterator[None]:
     """Say why a run cannot go on and exit with 1, or with the code of the signal that stopped it."""
     from diffwindow.training.failures import Interrupted, TrainingError
 
     try:
-        with interruptible("the same command goes on"):
+        with interruptible("the same command goes on"), naming_data_option():
             yield
     except TrainingError as error:
         print(f"diffwindow: {error}", file=sys.stderr)

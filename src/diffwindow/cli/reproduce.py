@@ -38,6 +38,7 @@ def reproduce(
     if table == "list":
         _list()
         return
+    from diffwindow.cli.errors import naming_data_option
     from diffwindow.cli.progress import shown
     from diffwindow.reproduce.findings import findings
     from diffwindow.reproduce.report import REPORT, write_report
@@ -61,7 +62,7 @@ def reproduce(
     if len(waiting) < len(asked):
         _tell(f"{len(asked) - len(waiting)} of {len(asked)} runs are done already")
     try:
-        with shown() as progress:
+        with shown() as progress, naming_data_option():
             make_stores(waiting, data, progress=progress)
         for outcome in run_all(waiting, processes=jobs or os.cpu_count() or 1, tell=_tell):
             outcomes.append(outcome)

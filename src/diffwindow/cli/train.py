@@ -95,8 +95,8 @@ def average(
 
 def list_presets() -> None:
     """List the presets: task, corpus, model, updates."""
+    from diffwindow.tasks.presets import NAMES
     from diffwindow.training.overrides import resolve
-    from diffwindow.training.presets import NAMES
 
     for name in NAMES:
         config = resolve(name)

@@ -1,251 +1,451 @@
-"""Recipes of the known corpora: which files, which reader, which vocabulary.
+"""The known corpora, one entry each: files, reader, vocabulary, languages, facts, training preset.
 
-A row of `CORPORA` is a function from the folder with the raw files to a recipe. Files are looked for under
-the corpus's own folder (`multi30k/raw/train.en`) and directly in the given one, plain or compressed.
+A preset is what the corpus changes in the preset of its task. It is plain data: this module knows no model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from dataclasses import asdict
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 
-from diffwindow.data.lines import Audit, CorpusError, Row, locate
+from diffwindow.data.lines import CorpusError, NoFolderError, Row
 from diffwindow.data.readers import agreement as sva
 from diffwindow.data.readers import imdb, parallel, sst, text
-from diffwindow.data.recipe import Recipe, Source, Vocabulary
-from diffwindow.data.synthetic import AgreementExample, agreement, reorder
+from diffwindow.data.recipe import Corpus, Files, Hub, Recipe, Settings, Source, Vocabulary, source_of
+from diffwindow.data.synthetic import agreement, reorder
 from diffwindow.data.synthetic.words import Part
 
-
-def _source(reader: Callable[..., Iterator[Row]], *files: Path) -> Source:
-    return Source(lambda audit: reader(*files, audit), files)
-
-
-def _shared_out(source: Source, field: str, shares: dict[str, range]) -> dict[str, Source]:
-    """Divide one source by the hash of a field."""
-    return {split: source.share(field, buckets) for split, buckets in shares.items()}
+GENERATED_ROWS = 20_000
 
 
 def two_files(source: Path, target: Path) -> Source:
     """Read two line-aligned files."""
-    return _source(parallel.two_files, source, target)
+    return source_of(parallel.two_files, (source,), (target,))
 
 
 def tsv_pairs(path: Path) -> Source:
     """Read `source<TAB>target` lines."""
-    return _source(parallel.tsv, path)
+    return source_of(parallel.tsv, (path,))
 
 
 def plain_text(*paths: Path) -> Source:
     """Read running text; blank lines are kept."""
-    return _lines(paths, "keep")
+    return source_of(_RUNNING_TEXT, paths)
 
 
-def _lines(paths: tuple[Path, ...], blank: text.Blank) -> Source:
-    return Source(lambda audit: text.lines(paths, audit, blank=blank), tuple(paths))
+def one_line(text: str) -> str:
+    """Put a text on one line of a tab-separated file."""
+    return " ".join(text.replace("\t", " ").splitlines())
 
 
-def _multi30k(root: Path, *, target: str) -> Recipe:
-    names = {"train": "train", "valid": "val", "test": "test_2016_flickr"}
-    later = {"test2017": "test_2017_flickr", "mscoco": "test_2017_mscoco"}
-
-    def side(name: str, language: str) -> Path:
-        return locate(root, f"multi30k/raw/{name}.{language}", f"raw/{name}.{language}", f"{name}.{language}")
-
-    splits = {split: two_files(side(name, "en"), side(name, target)) for split, name in names.items()}
-    for split, name in later.items():
-        # the later test sets are not in every copy
-        with suppress(CorpusError):
-            splits[split] = two_files(side(name, "en"), side(name, target))
-    return Recipe(f"multi30k-en-{target}", "translation", splits, Vocabulary("bpe", 8_192))
+def _parallel(names: dict[str, str], *folders: str, optional: tuple[str, ...] = ()) -> dict[str, Files]:
+    """Return the splits of two files `name.language` each, in one of the folders."""
+    return {
+        split: Files(
+            parallel.two_files,
+            tuple(f"{folder}{name}.{{side}}" for folder in (*folders, "")),
+            optional=split in optional,
+        )
+        for split, name in names.items()
+    }
 
 
-def _wmt14(root: Path, *, target: str, size: int) -> Recipe:
-    names = {"train": "train", "valid": "newstest2013", "test": "newstest2014"}
-
-    def side(name: str, language: str) -> Path:
-        return locate(root, f"wmt14-en-{target}/{name}.{language}", f"{name}.{language}")
-
-    splits = {split: two_files(side(name, "en"), side(name, target)) for split, name in names.items()}
-    return Recipe(f"wmt14-en-{target}", "translation", splits, Vocabulary("bpe", size))
+def _divided(
+    reader: Callable[..., Iterator[Row]], names: tuple[str, ...], **shares: range
+) -> dict[str, Files]:
+    """Return splits that divide one file by the hash of a text."""
+    return {split: Files(reader, names, share) for split, share in shares.items()}
 
 
-def _tatoeba(root: Path, *, target: str) -> Recipe:
-    source = tsv_pairs(locate(root, f"tatoeba/tatoeba_en-{target}.tsv", f"tatoeba_en-{target}.tsv"))
-    # by the English sentence: its several translations stay together
-    shares = {"train": range(20, 1000), "valid": range(10), "test": range(10, 20)}
-    return Recipe(
-        f"tatoeba-en-{target}", "translation", _shared_out(source, "source", shares), Vocabulary("bpe", 8_192)
+_RUNNING_TEXT = partial(text.lines, blank="keep")
+_SENTENCES = partial(text.lines, blank="error")
+_RESEARCH = "no licence stated; for research"
+_BPE_8K = Vocabulary("bpe", 8_192)
+_OFFICIAL = {"train": "train", "valid": "validation", "test": "test"}
+
+
+def _english_to(target: str) -> dict[str, str]:
+    return {"source": "en", "target": target}
+
+
+def _wmt14(target: str, size: str, vocab_size: int, max_updates: int) -> Corpus:
+    name = f"wmt14-en-{target}"
+    return Corpus(
+        name,
+        "translation",
+        Vocabulary("bpe", vocab_size),
+        use="translation (the paper)",
+        size=size,
+        licence=_RESEARCH,
+        origin="https://www.statmt.org/wmt14/",
+        splits=_parallel({"train": "train", "valid": "newstest2013", "test": "newstest2014"}, f"{name}/"),
+        languages=_english_to(target),
+        hub=Hub(
+            "wmt/wmt14",
+            f"{target}-en",
+            _OFFICIAL,
+            lambda row, side: one_line(row["translation"][side]),
+        ),
+        preset={"train": {"max_updates": max_updates, "accumulate": 8}},
     )
 
 
-def _sst(root: Path, *, name: str, labels: sst.Labels, phrases: bool = True) -> Recipe:
-    def tree(split: str, *, phrases: bool) -> Source:
-        path = locate(
-            root, f"sst/trees_{split}.ptb.txt", f"trees/{split}.txt", f"trees_{split}.ptb.txt", f"{split}.txt"
+_SMALL_TRANSLATOR = {
+    "embed_dim": 256,
+    "ffn_dim": 1024,
+    "num_heads": 4,
+    "encoder_layers": 3,
+    "decoder_layers": 3,
+}
+
+
+def _multi30k(target: str, *, hub: Hub | None = None) -> Corpus:
+    return Corpus(
+        f"multi30k-en-{target}",
+        "translation",
+        _BPE_8K,
+        use="translation, small",
+        size="29,000 pairs",
+        licence="non-commercial research",
+        origin="https://github.com/multi30k/dataset (data/task1/raw)",
+        splits=_parallel(
+            {
+                "train": "train",
+                "valid": "val",
+                "test": "test_2016_flickr",
+                "test2017": "test_2017_flickr",
+                "mscoco": "test_2017_mscoco",
+            },
+            "multi30k/raw/",
+            "raw/",
+            optional=("test2017", "mscoco"),
+        ),
+        languages=_english_to(target),
+        hub=hub,
+        preset={
+            "model": _SMALL_TRANSLATOR,
+            "train": {"max_updates": 6_000, "warmup": 1_000, "valid_every": 500, "save_every": 500},
+        },
+    )
+
+
+def _tatoeba(target: str, size: str) -> Corpus:
+    name = f"tatoeba_en-{target}.tsv"
+    return Corpus(
+        f"tatoeba-en-{target}",
+        "translation",
+        _BPE_8K,
+        use="translation, medium",
+        size=size,
+        licence="CC BY 2.0",
+        origin="https://www.manythings.org/anki/ (as lines of english<TAB>translation)",
+        # by the English sentence: its several translations stay together
+        splits=_divided(
+            parallel.tsv,
+            (f"tatoeba/{name}", name),
+            train=range(20, 1000),
+            valid=range(10),
+            test=range(10, 20),
+        ),
+        languages=_english_to(target),
+        preset={"model": _SMALL_TRANSLATOR, "train": {"max_updates": 20_000, "warmup": 2_000}},
+    )
+
+
+def _sst(name: str, use: str, size: str, labels: sst.Labels, *, phrases: bool = True) -> Corpus:
+    def tree(split: str, *, phrases: bool) -> Files:
+        names = (
+            f"trees/{split}.txt",
+            f"sst/trees_{split}.ptb.txt",
+            f"trees_{split}.ptb.txt",
+            f"{split}.txt",
         )
-        return _source(partial(sst.trees, labels=labels, phrases=phrases), path)
+        return Files(partial(sst.trees, labels=labels, phrases=phrases), names)
 
-    splits = {"train": tree("train", phrases=phrases), "valid": tree("dev", phrases=False)}
-    splits["test"] = tree("test", phrases=False)
-    return Recipe(name, "classification", splits, Vocabulary("bpe", 8_192))
+    return Corpus(
+        name,
+        "classification",
+        _BPE_8K,
+        use=use,
+        size=size,
+        licence=_RESEARCH,
+        origin="https://nlp.stanford.edu/sentiment/ (trainDevTestTrees_PTB.zip)",
+        splits={
+            "train": tree("train", phrases=phrases),
+            "valid": tree("dev", phrases=False),
+            "test": tree("test", phrases=False),
+        },
+        preset={"train": {"max_updates": 3_000}},
+    )
 
 
-def _sst2_glue(root: Path) -> Recipe:
-    splits = {
-        split: _source(sst.glue, locate(root, f"SST-2/{name}.tsv", f"sst2-glue/{name}.tsv", f"{name}.tsv"))
-        for split, name in {"train": "train", "valid": "dev"}.items()
-    }
-    return Recipe("sst2-glue", "classification", splits, Vocabulary("bpe", 8_192))
+def _sst2_glue() -> Corpus:
+    return Corpus(
+        "sst2-glue",
+        "classification",
+        _BPE_8K,
+        use="sentiment, GLUE's phrases",
+        size="67,349 phrases",
+        licence=_RESEARCH,
+        origin="https://gluebenchmark.com/",
+        splits={
+            split: Files(sst.glue, (f"sst2-glue/{name}.tsv", f"SST-2/{name}.tsv", f"{name}.tsv"))
+            for split, name in {"train": "train", "valid": "dev"}.items()
+        },
+        hub=Hub(
+            "nyu-mll/glue",
+            "sst2",
+            {"train": "train", "valid": "validation"},
+            lambda row, _: f"{one_line(row['sentence'])}\t{row['label']}",
+            header="sentence\tlabel",
+        ),
+        preset={"train": {"max_updates": 3_000}},
+    )
 
 
-def _imdb(root: Path) -> Recipe:
-    def side(split: str) -> Source:
-        names = (f"imdb/imdb_{split}.tsv", f"imdb_{split}.tsv", f"aclImdb/{split}", f"imdb/{split}", split)
-        return _source(imdb.reviews, locate(root, *names))
+def _imdb() -> Corpus:
+    def names(split: str) -> tuple[str, ...]:
+        return (f"imdb/imdb_{split}.tsv", f"imdb_{split}.tsv", f"aclImdb/{split}", f"imdb/{split}", split)
 
     # there is no official validation split: a tenth of the training reviews
-    shares = {"train": range(100, 1000), "valid": range(100)}
-    splits = _shared_out(side("train"), "text", shares) | {"test": side("test")}
-    return Recipe("imdb", "classification", splits, Vocabulary("bpe", 8_192))
-
-
-def _sva(root: Path) -> Recipe:
-    path = locate(root, "sva/linzen_subset_all.tsv", "linzen_subset_all.tsv")
-    splits = {
-        split: _source(partial(sva.subset, split=name), path)
-        for split, name in {"train": "train", "valid": "dev", "test": "test"}.items()
-    }
-    return Recipe("sva", "classification", splits, Vocabulary("words", None))
-
-
-def _sva_linzen(root: Path) -> Recipe:
-    name = "agr_50_mostcommon_10K.tsv"
-    source = _source(sva.linzen, locate(root, f"sva/{name}", name))
-    # the shares of Linzen et al.: 9 % training, 1 % validation, 90 % test
-    shares = {"train": range(90), "valid": range(90, 100), "test": range(100, 1000)}
-    return Recipe(
-        "sva-linzen", "classification", _shared_out(source, "text", shares), Vocabulary("words", None)
+    divided = _divided(imdb.reviews, names("train"), train=range(100, 1000), valid=range(100))
+    return Corpus(
+        "imdb",
+        "classification",
+        _BPE_8K,
+        use="sentiment (the paper)",
+        size="50,000 reviews",
+        licence=_RESEARCH,
+        origin="https://ai.stanford.edu/~amaas/data/sentiment/",
+        splits={**divided, "test": Files(imdb.reviews, names("test"))},
+        hub=Hub(
+            "stanfordnlp/imdb",
+            None,
+            {"train": "train", "test": "test"},
+            # rating and id are not on the hub; the reader does not need them
+            lambda row, _: f"{row['label']}\tNA\tNA\t{one_line(row['text'])}",
+        ),
+        preset={
+            "task": {"max_length": 512},
+            "train": {"max_updates": 10_000, "max_tokens": 16_384, "valid_every": 500},
+        },
     )
 
 
-def _wikitext(root: Path, *, number: int) -> Recipe:
-    def side(split: str) -> Source:
-        name = f"wiki.{split}.tokens"
-        return plain_text(locate(root, f"wikitext{number}/{name}", f"wikitext-{number}/{name}", name))
-
-    splits = {"train": side("train"), "valid": side("valid"), "test": side("test")}
-    return Recipe(f"wikitext{number}", "lm", splits, Vocabulary("words", None))
+_SVA = {"train": {"max_updates": 10_000, "valid_every": 500}}
+_LINZEN = "agr_50_mostcommon_10K.tsv"
+_SUBSET = "linzen_subset_all.tsv"
+_SMALL_LM = {"embed_dim": 256, "ffn_dim": 1024, "num_heads": 4, "num_layers": 4, "dropout": 0.3}
 
 
-def _lm1b(root: Path) -> Recipe:
-    def shards(pattern: str) -> tuple[Path, ...]:
-        found = sorted(path for path in root.rglob(pattern) if path.is_file())
-        if not found:
-            raise CorpusError(
-                f"{root} holds no {pattern} shard of the 1B-word benchmark; see `diffwindow data get lm1b`"
-            )
-        return tuple(found)
+def _wikitext(number: int, use: str, size: str, words: int, preset: Settings) -> Corpus:
+    def names(split: str) -> tuple[str, ...]:
+        file = f"wiki.{split}.tokens"
+        return (f"wikitext{number}/{file}", f"wikitext-{number}/{file}", file)
 
-    heldout = shards("news.en.heldout-000*")
-    # the paper's test set is held-out shard 0; the others validate
-    splits = {"train": shards("news.en-000*"), "valid": heldout[1:2] or heldout, "test": heldout[:1]}
-    sources = {split: _lines(paths, "error") for split, paths in splits.items()}
-    return Recipe("lm1b", "lm", sources, Vocabulary("words", 32_768))
-
-
-def _lm1b_heldout(root: Path) -> Recipe:
-    name = "1b_benchmark.dev.tokens"
-    source = _lines((locate(root, f"lm1b_heldout/{name}", name),), "error")
-    shares = {"train": range(200, 1000), "valid": range(100), "test": range(100, 200)}
-    return Recipe("lm1b-heldout", "lm", _shared_out(source, "text", shares), Vocabulary("words", 32_768))
+    return Corpus(
+        f"wikitext{number}",
+        "lm",
+        Vocabulary("words", None, words),
+        use=use,
+        size=size,
+        licence="CC BY-SA",
+        origin="Merity et al. 2016",
+        splits={split: Files(_RUNNING_TEXT, names(split)) for split in ("train", "valid", "test")},
+        hub=Hub(
+            "Salesforce/wikitext", f"wikitext-{number}-v1", _OFFICIAL, lambda row, _: one_line(row["text"])
+        ),
+        preset=preset,
+    )
 
 
-def _agreement_row(example: AgreementExample) -> Row:
-    return {
-        "text": example.text,
-        "label": example.label,
-        "attractors": example.attractors,
-        "distance": example.distance,
-        "subject_start": example.subject_start,
-        "subject_head": example.subject_head,
-        "verb_position": example.verb_position,
-    }
+def _agreement(rows: int, seed: int, part: Part) -> Iterator[Row]:
+    # the verb and the whole sentence are not for the model
+    shown = ("text", "label", "attractors", "distance", "subject_start", "subject_head", "verb_position")
+    for example in agreement(rows, seed, part=part):
+        row = asdict(example)
+        yield {name: row[name] for name in shown}
 
 
-def agreement_recipe(seed: int = 0, *, rows: int = 20_000) -> Recipe:
-    """Give the generated agreement corpus: `rows` for training, a tenth each for validation and test."""
-
-    def generated(part: Part, size: int) -> Source:
-        return Source(lambda _: map(_agreement_row, agreement(size, seed, part=part)), rows=size)
-
-    splits: dict[str, Source] = {part: generated(part, size) for part, size in _sizes(rows)}
-    variant = {"seed": seed, "rows": rows}
-    return Recipe("agreement", "classification", splits, Vocabulary("words", None), variant=variant)
+def _reorder(rows: int, seed: int, part: Part) -> Iterator[Row]:
+    return ({"source": e.source, "target": e.target} for e in reorder(rows, seed, part=part))
 
 
-def reorder_recipe(seed: int = 0, *, rows: int = 20_000) -> Recipe:
-    """Give the generated translation corpus: `rows` for training, a tenth each for validation and test."""
+_ALL = (
+    Corpus(
+        "agreement",
+        "classification",
+        Vocabulary("words", None, 512),
+        use="windows scored against the right one; demo",
+        size="20,000 sentences",
+        licence="generated",
+        origin="here",
+        generate=_agreement,
+        preset={
+            "train": {"max_updates": 1_000, "lr": 2e-3, "warmup": 100, "valid_every": 100, "save_every": 100}
+        },
+    ),
+    Corpus(
+        "reorder",
+        "translation",
+        Vocabulary("words", None, 512),
+        use="translation without files; demo",
+        size="20,000 pairs",
+        licence="generated",
+        origin="here",
+        generate=_reorder,
+        preset={
+            "model": {
+                "embed_dim": 128,
+                "ffn_dim": 512,
+                "num_heads": 4,
+                "encoder_layers": 2,
+                "decoder_layers": 2,
+            },
+            "train": {
+                "max_updates": 1_500,
+                "lr": 2e-3,
+                "warmup": 200,
+                "log_every": 50,
+                "valid_every": 250,
+                "save_every": 250,
+            },
+        },
+    ),
+    _wmt14("de", "4.5 M pairs", 32_768, 200_000),
+    _wmt14("fr", "36 to 41 M pairs", 40_000, 150_000),
+    _multi30k("de", hub=Hub("bentrevett/multi30k", None, _OFFICIAL, lambda row, side: one_line(row[side]))),
+    _multi30k("fr"),
+    _tatoeba("de", "169,000 pairs"),
+    _tatoeba("fr", "167,000 pairs"),
+    _sst("sst2", "sentiment (the paper)", "6,920 sentences, 77,616 phrases", "binary"),
+    _sst("sst2-sentences", "sentiment, without the phrases", "6,920 sentences", "binary", phrases=False),
+    _sst("sst5", "sentiment, five classes", "8,544 sentences, 159,274 phrases", "five"),
+    _sst2_glue(),
+    _imdb(),
+    Corpus(
+        "sva-linzen",
+        "classification",
+        Vocabulary("words", None, 10_000),
+        use="subject-verb agreement (the paper)",
+        size="1.57 M sentences",
+        licence="MIT (code)",
+        origin="https://github.com/TalLinzen/rnn_agreement",
+        # the shares of Linzen et al.: 9 % training, 1 % validation, 90 % test
+        splits=_divided(
+            sva.linzen,
+            (f"sva/{_LINZEN}", _LINZEN),
+            train=range(90),
+            valid=range(90, 100),
+            test=range(100, 1000),
+        ),
+        preset=_SVA,
+    ),
+    Corpus(
+        "sva",
+        "classification",
+        Vocabulary("words", None, 10_000),
+        use="subject-verb agreement, a subset",
+        size="85,522 prefixes",
+        licence=_RESEARCH,
+        origin="https://github.com/viking-sudo-rm/StackNN (data/linzen/rnn_agr_simple: numpred.val, "
+        "numpred.test.1 to 5) and https://github.com/HrBlack/RNN-for-Language-Modelling (wiki-dev, "
+        "wiki-test, cut before the verb), as rows `label, attractors or NA, train|dev|test, source, prefix`, "
+        "divided by SHA-1 of the prefix modulo 100: train below 80, dev below 90",
+        splits={
+            split: Files(partial(sva.subset, split=name), (f"sva/{_SUBSET}", _SUBSET))
+            for split, name in {"train": "train", "valid": "dev", "test": "test"}.items()
+        },
+        preset=_SVA,
+    ),
+    Corpus(
+        "lm1b",
+        "lm",
+        Vocabulary("words", 32_768),
+        use="language modelling (the paper)",
+        size="0.8 G words",
+        licence=_RESEARCH,
+        origin="https://www.statmt.org/lm-benchmark/ "
+        "(1-billion-word-language-modeling-benchmark-r13output.tar.gz)",
+        # the paper's test set is held-out shard 0; the next validates
+        splits={
+            "train": Files(_SENTENCES, ("**/news.en-000*",)),
+            "valid": Files(_SENTENCES, ("**/news.en.heldout-00001*", "**/news.en.heldout-000*")),
+            "test": Files(_SENTENCES, ("**/news.en.heldout-00000*",)),
+        },
+        preset={"train": {"max_updates": 100_000, "accumulate": 8}},
+    ),
+    Corpus(
+        "lm1b-heldout",
+        "lm",
+        Vocabulary("words", 32_768),
+        use="language modelling, small",
+        size="12,216 sentences",
+        licence=_RESEARCH,
+        origin="held-out sections of the 1B-word benchmark",
+        splits=_divided(
+            _SENTENCES,
+            ("lm1b_heldout/1b_benchmark.dev.tokens", "1b_benchmark.dev.tokens"),
+            train=range(200, 1000),
+            valid=range(100),
+            test=range(100, 200),
+        ),
+        preset={
+            "model": _SMALL_LM,
+            "train": {
+                "max_updates": 3_000,
+                "warmup": 500,
+                "clip_norm": 1.0,
+                "valid_every": 250,
+                "final": "best",
+            },
+        },
+    ),
+    _wikitext(
+        2,
+        "language modelling, small",
+        "2.1 M words",
+        33_280,
+        {
+            "model": _SMALL_LM,
+            "task": {"block_size": 128},
+            "train": {"max_updates": 10_000, "clip_norm": 1.0, "valid_every": 500, "final": "best"},
+        },
+    ),
+    _wikitext(
+        103,
+        "language modelling",
+        "103 M words",
+        267_737,
+        {"task": {"block_size": 128}, "train": {"max_updates": 100_000, "accumulate": 8, "clip_norm": 1.0}},
+    ),
+)
+CORPORA = {corpus.name: corpus for corpus in _ALL}
+GENERATED = tuple(corpus.name for corpus in _ALL if corpus.generate)
 
-    def generated(part: Part, size: int) -> Source:
-        def read(_: Audit) -> Iterator[Row]:
-            return ({"source": e.source, "target": e.target} for e in reorder(size, seed, part=part))
 
-        return Source(read, rows=size)
-
-    splits: dict[str, Source] = {part: generated(part, size) for part, size in _sizes(rows)}
-    variant = {"seed": seed, "rows": rows}
-    return Recipe("reorder", "translation", splits, Vocabulary("words", None), variant=variant)
-
-
-def _sizes(rows: int) -> list[tuple[Part, int]]:
-    return [("train", rows), ("valid", max(1, rows // 10)), ("test", max(1, rows // 10))]
+def corpus_of(name: str) -> Corpus:
+    """Return the entry of a corpus; raise with the nearest name if there is none."""
+    if name in CORPORA:
+        return CORPORA[name]
+    near = get_close_matches(name, CORPORA, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(CORPORA)}"
+    raise CorpusError(f"no corpus is called {name!r}; {hint}")
 
 
-CORPORA: dict[str, Callable[[Path], Recipe]] = {
-    "multi30k-en-de": partial(_multi30k, target="de"),
-    "multi30k-en-fr": partial(_multi30k, target="fr"),
-    "wmt14-en-de": partial(_wmt14, target="de", size=32_768),
-    "wmt14-en-fr": partial(_wmt14, target="fr", size=40_000),
-    "tatoeba-en-de": partial(_tatoeba, target="de"),
-    "tatoeba-en-fr": partial(_tatoeba, target="fr"),
-    "sst2": partial(_sst, name="sst2", labels="binary"),
-    "sst2-sentences": partial(_sst, name="sst2-sentences", labels="binary", phrases=False),
-    "sst5": partial(_sst, name="sst5", labels="five"),
-    "sst2-glue": _sst2_glue,
-    "imdb": _imdb,
-    "sva": _sva,
-    "sva-linzen": _sva_linzen,
-    "wikitext2": partial(_wikitext, number=2),
-    "wikitext103": partial(_wikitext, number=103),
-    "lm1b": _lm1b,
-    "lm1b-heldout": _lm1b_heldout,
-}
-GENERATED: dict[str, Callable[..., Recipe]] = {"agreement": agreement_recipe, "reorder": reorder_recipe}
-
-
-def generated(name: str, *, seed: int = 0, rows: int | None = None) -> Recipe | None:
-    """Give the recipe of a generated corpus, or None when `name` is made from files."""
-    if name not in GENERATED:
-        return None
-    return GENERATED[name](seed) if rows is None else GENERATED[name](seed, rows=rows)
-
-
-def recipe_of(name: str, root: Path | None) -> Recipe:
-    """Give the recipe of a known corpus, generated or read from `root`."""
-    if made := generated(name):
-        return made
-    if name not in CORPORA:
-        near = get_close_matches(name, [*CORPORA, *GENERATED], n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join([*GENERATED, *CORPORA])}"
-        raise CorpusError(f"no corpus is called {name!r}; {hint}")
+def recipe_of(name: str, root: Path | None = None, *, rows: int | None = None, seed: int = 0) -> Recipe:
+    """Return the recipe of a corpus: from its raw files in `root`, or generated with `rows` and `seed`."""
+    corpus = corpus_of(name)
+    if corpus.generate:
+        return corpus.generated(GENERATED_ROWS if rows is None else rows, seed)
+    if rows is not None or seed:
+        given = f"rows={rows}" if rows is not None else f"seed={seed}"
+        raise CorpusError(f"{name} is made from files, so {given} has no effect; it shapes generated corpora")
     if root is None:
-        raise CorpusError(
-            f"{name} is made from files: say where they are with --data DIR or $DIFFWINDOW_DATA"
-        )
+        raise NoFolderError(f"{name} is made from files; say in which folder they are")
     if not root.is_dir():
-        raise CorpusError(f"--data {root} is not a folder")
-    return CORPORA[name](root)
+        raise CorpusError(f"{root} is not a folder; {name} is made from files in a folder")
+    return corpus.recipe(root)

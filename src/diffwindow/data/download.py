@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from diffwindow.data.catalogue import CATALOGUE, Entry, HubDataset, HubFile, HubRow
+from diffwindow.data.recipe import Corpus, HubRow
 from diffwindow.extras import require
 
 Load = Callable[[str, str | None, str], Iterable[HubRow]]
@@ -21,44 +21,40 @@ def hub_rows(path: str, config: str | None, split: str) -> Iterable[HubRow]:
     return rows
 
 
-def entry_of(name: str) -> Entry:
-    """Give the catalogue's entry of a corpus."""
-    for entry in CATALOGUE:
-        if entry.name == name:
-            return entry
-    raise ValueError(f"no corpus is called {name!r}; `diffwindow data list` shows them all")
-
-
-def instructions(entry: Entry, root: Path) -> str:
+def instructions(corpus: Corpus, root: Path) -> str:
     """Say what to put where when the hub does not have the corpus."""
-    if entry.generated:
-        return f"{entry.name} is generated: diffwindow prepare {entry.name} --out DIR"
-    files = "\n".join(f"  {root / pattern}" for pattern in entry.layout)
+    if corpus.generate:
+        return f"{corpus.name} is generated: diffwindow prepare {corpus.name} --out DIR"
+    names = dict.fromkeys(name for split in corpus.splits for name in corpus.file_names(split))
+    files = "\n".join(f"  {root / name}" for name in names)
     return (
-        f"Get {entry.name} ({entry.size}; {entry.licence}) from {entry.origin}\n"
+        f"Get {corpus.name} ({corpus.size}; {corpus.licence}) from {corpus.origin}\n"
         f"and put there, plain, .gz or .xz:\n"
-        f"{files}\nthen: diffwindow prepare {entry.name} --data {root} --out DIR"
+        f"{files}\nthen: diffwindow prepare {corpus.name} --data {root} --out DIR"
     )
 
 
-def download(hub: HubDataset, root: Path, *, load: Load = hub_rows) -> dict[str, int]:
-    """Write the files of a hub dataset under `root`; give the rows of each. Files already there stay."""
-    return {
-        file.name: _write(hub, file, root / file.name, load)
-        for file in hub.files
-        if not (root / file.name).exists()
-    }
+def download(corpus: Corpus, root: Path, *, load: Load = hub_rows) -> dict[str, int]:
+    """Write the files of a corpus from the hub below `root`; return the rows of each. Existing files stay."""
+    hub, written = corpus.hub, {}
+    assert hub is not None, f"{corpus.name} is not on the hub"
+    for split, hub_split in hub.splits.items():
+        for side, name in zip(corpus.sides, corpus.file_names(split), strict=True):
+            if not (root / name).exists():
+                lines = (hub.line(row, side) for row in load(hub.path, hub.config, hub_split))
+                written[name] = _write(lines, root / name, hub.header)
+    return written
 
 
-def _write(hub: HubDataset, file: HubFile, path: Path, load: Load) -> int:
+def _write(lines: Iterable[str], path: Path, header: str | None) -> int:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".partial")
     rows = 0
     with temporary.open("w", encoding="utf-8", newline="\n") as out:
-        if file.header:
-            out.write(file.header + "\n")
-        for row in load(hub.path, hub.config, file.split):
-            out.write(file.line(row) + "\n")
+        if header:
+            out.write(header + "\n")
+        for line in lines:
+            out.write(line + "\n")
             rows += 1
         out.flush()
         os.fsync(out.fileno())

@@ -21,6 +21,10 @@ class CorpusError(ValueError):
     """A corpus that cannot be read as asked; the message names file, line and fix."""
 
 
+class NoFolderError(CorpusError):
+    """A corpus made from files, but no folder to find them in."""
+
+
 class BadRowError(CorpusError):
     """A bad row that `skip_bad` would leave out."""
 
@@ -210,14 +214,17 @@ def headed_rows(path: Path, audit: Audit, *, wanted: tuple[str, ...]) -> Iterato
             audit.bad(path, number, "wrong number of columns", f"{len(cells)} instead of {len(header)}")
 
 
-def locate(root: Path, *names: str) -> Path:
-    """Find the first of `names` under `root`, plain or compressed."""
+def located(root: Path, *names: str) -> tuple[Path, ...]:
+    """Find the first of `names` below `root`, plain or compressed; with a `*`, all files that match it."""
     for name in names:
+        if "*" in name:
+            if found := sorted(path for path in root.glob(name) if path.is_file()):
+                return tuple(found)
+            continue
         for suffix in SUFFIXES:
-            path = root / (name + suffix)
-            if path.exists():
-                return path
+            if (path := root / (name + suffix)).exists():
+                return (path,)
     raise CorpusError(
         f"{root} holds none of {', '.join(names)} (plain, .gz or .xz); "
-        "put the file there, or point --data elsewhere"
+        "put the file there, or name another folder"
     )

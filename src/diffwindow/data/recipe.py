@@ -7,23 +7,32 @@ import json
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from diffwindow.data.lines import Audit, Row
+from diffwindow.data.lines import Audit, CorpusError, Row, located
 from diffwindow.data.store import TASKS
+from diffwindow.data.synthetic.words import Part
 from diffwindow.data.tokenizer import Kind
 
 Reader = Callable[[Audit], Iterator[Row]]
+HubRow = dict[str, Any]
+Settings = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The kind of tokenizer and its size (None keeps every word)."""
+    """The kind of tokenizer and its size; None keeps every word, of which there are `about` so many."""
 
     kind: Kind = "bpe"
     size: int | None = 32_768
+    about: int | None = None
+
+    @property
+    def expected_size(self) -> int:
+        """The size as far as it is known before the corpus is read."""
+        return self.size or self.about or 32_768
 
 
 @dataclass(frozen=True)
@@ -78,6 +87,7 @@ class Recipe:
     """Everything that decides what a store holds.
 
     `variant` names what the files do not show: seed and number of generated rows, the share that is kept.
+    `moses` and `languages` are by text field: what is Moses-tokenised, and what language is known.
     """
 
     name: str
@@ -85,6 +95,7 @@ class Recipe:
     splits: dict[str, Source]
     vocabulary: Vocabulary = field(default_factory=Vocabulary)
     moses: dict[str, str] = field(default_factory=dict)
+    languages: dict[str, str] = field(default_factory=dict)
     variant: dict[str, int] = field(default_factory=dict)
 
     def adjusted(self, *, vocab_size: int | None, moses: str | None) -> Recipe:
@@ -108,6 +119,7 @@ class Recipe:
             "corpus": self.name,
             "vocabulary": {"kind": self.vocabulary.kind, "size": self.vocabulary.size},
             "moses": self.moses,
+            "languages": self.languages,
             "variant": self.variant,
         }
 
@@ -117,6 +129,102 @@ class Recipe:
             split: [_folder(path) if path.is_dir() else _file(path) for path in source.files]
             for split, source in self.splits.items()
         }
+
+
+@dataclass(frozen=True)
+class Files:
+    """The files of a split: where they may lie below the folder of raw files, and what reads them.
+
+    `{side}` in a name stands for the language of each side of parallel text, `*` matches several files.
+    `share` keeps the rows whose text hashes to these thousandths. An optional split is left out where its
+    files are not there.
+    """
+
+    reader: Callable[..., Iterator[Row]]
+    names: tuple[str, ...]
+    share: range | None = None
+    optional: bool = False
+
+
+@dataclass(frozen=True)
+class Hub:
+    """A dataset on the Hugging Face hub: its splits by our names, and the line for a row and a side."""
+
+    path: str
+    config: str | None
+    splits: dict[str, str]
+    line: Callable[[HubRow, str], str]
+    header: str | None = None
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Everything that is known of a corpus; `generate` makes the rows of one without files."""
+
+    name: str
+    task: str
+    vocabulary: Vocabulary
+    use: str
+    size: str
+    licence: str
+    origin: str
+    splits: dict[str, Files] = field(default_factory=dict)
+    languages: dict[str, str] = field(default_factory=dict)
+    hub: Hub | None = None
+    preset: Settings = field(default_factory=dict)
+    generate: Callable[[int, int, Part], Iterator[Row]] | None = None
+
+    @property
+    def sides(self) -> tuple[str, ...]:
+        """Languages of the files of a split: both sides of parallel text, else one file without."""
+        return tuple(self.languages.values()) or ("",)
+
+    def file_names(self, split: str) -> list[str]:
+        """Return where the files of a split are best put."""
+        first = self.splits[split].names[0]
+        return list(dict.fromkeys(first.format(side=side) for side in self.sides))
+
+    def recipe(self, root: Path) -> Recipe:
+        """Return the recipe for the files below `root`."""
+        splits = {}
+        for split, files in self.splits.items():
+            try:
+                splits[split] = self._source(root, files)
+            except CorpusError:
+                if not files.optional:
+                    raise
+        return Recipe(self.name, self.task, splits, self.vocabulary, languages=self.languages)
+
+    def _source(self, root: Path, files: Files) -> Source:
+        sides = [
+            located(root, *dict.fromkeys(name.format(side=side) for name in files.names))
+            for side in (self.sides if any("{side}" in name for name in files.names) else ("",))
+        ]
+        source = source_of(files.reader, *sides)
+        first_field = "source" if self.task == "translation" else "text"
+        return source if files.share is None else source.share(first_field, files.share)
+
+    def generated(self, rows: int, seed: int) -> Recipe:
+        """Return the recipe of a generated corpus: `rows` for training, a tenth each to validate and test."""
+        make = self.generate
+        assert make is not None
+
+        def source(part: Part, size: int) -> Source:
+            return Source(lambda _: make(size, seed, part), rows=size)
+
+        tenth = max(1, rows // 10)
+        parts: tuple[tuple[Part, int], ...] = (("train", rows), ("valid", tenth), ("test", tenth))
+        splits: dict[str, Source] = {part: source(part, size) for part, size in parts}
+        return Recipe(self.name, self.task, splits, self.vocabulary, variant={"seed": seed, "rows": rows})
+
+
+def source_of(reader: Callable[..., Iterator[Row]], *sides: tuple[Path, ...]) -> Source:
+    """Read files one after the other; of parallel text, the files of both sides together."""
+
+    def read(audit: Audit) -> Iterator[Row]:
+        return chain.from_iterable(reader(*files, audit) for files in zip(*sides, strict=True))
+
+    return Source(read, tuple(chain.from_iterable(sides)))
 
 
 def _file(path: Path) -> dict[str, Any]:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from functools import cache
 
 from diffwindow.models.build import count_parameters, read_config
-from diffwindow.models.presets import PRESETS
 from diffwindow.reproduce.scales import Setting
 from diffwindow.reproduce.table import Row
+from diffwindow.tasks.presets import model_preset
 from diffwindow.training.overrides import resolve
 
 # forward and backward take about six operations a parameter and token
@@ -47,7 +47,7 @@ def cost(setting: Setting, row: Row) -> Cost:
 def _cost(preset: str, overrides: tuple[str, ...], attention: str, vocab_size: int | None) -> Cost:
     config = resolve(preset, overrides, {"attention": attention})
     vocabulary = {"vocab_size": vocab_size} if vocab_size else {}
-    model = read_config(PRESETS[preset].model_dump() | config.model_settings | vocabulary)
+    model = read_config(model_preset(preset).model_dump() | config.model_settings | vocabulary)
     parameters = count_parameters(model)
     if config.task.kind == "classification":
         # its embedding is only looked up; the other models make their logits with it

@@ -9,7 +9,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from diffwindow.data.corpora import generated, recipe_of
+from diffwindow.data.corpora import recipe_of
 from diffwindow.data.prepare import Progress, prepare, quiet
 from diffwindow.data.recipe import Recipe
 from diffwindow.data.store import TASKS
@@ -30,7 +30,7 @@ def make_store(setting: Setting, store: Path, data: Path | None, *, progress: Pr
 def recipe(setting: Setting, data: Path | None) -> Recipe:
     """Give the recipe of a setting: the corpus with its vocabulary, and its share of the training rows."""
     name = setting.corpus_name
-    found = generated(name, rows=setting.rows) or recipe_of(name, data)
+    found = recipe_of(name, data, rows=setting.rows)
     found = replace(found, task=setting.task or found.task)
     found = found.adjusted(vocab_size=setting.vocab_size, moses=None)
     if setting.kept == 1000:

@@ -13,9 +13,9 @@ from pydantic import BaseModel, ValidationError
 
 from diffwindow.files import read_json
 from diffwindow.models.config import quoted
+from diffwindow.tasks.presets import preset
 from diffwindow.tasks.registry import TASKS
 from diffwindow.training.config import Config
-from diffwindow.training.presets import preset
 
 RUN_CONFIG = "run.json"
 # fields of a model's config that are said elsewhere

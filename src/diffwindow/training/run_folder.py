@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import diffwindow
-from diffwindow.data.corpora import generated, recipe_of
+from diffwindow.data.corpora import recipe_of
 from diffwindow.data.prepare import Progress, prepare, quiet, usual_workers
 from diffwindow.data.store import Store
 from diffwindow.files import read_json, write_json
@@ -89,7 +89,7 @@ class Run:
             return
         data = self.config.data
         raw = Path(data.path) if data.path else None
-        recipe = generated(data.corpus, seed=data.seed, rows=data.rows) or recipe_of(data.corpus, raw)
+        recipe = recipe_of(data.corpus, raw, rows=data.rows, seed=data.seed)
         prepare(recipe, path, workers=usual_workers(recipe), progress=progress)
 
     def task(self, store: Store) -> AnyTask:

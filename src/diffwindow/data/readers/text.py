@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -11,15 +11,14 @@ from diffwindow.data.lines import Audit, Row, text_lines
 Blank = Literal["keep", "error"]
 
 
-def lines(paths: Sequence[Path], audit: Audit, *, blank: Blank) -> Iterator[Row]:
-    """Yield {text} of every line of every file, in order.
+def lines(path: Path, audit: Audit, *, blank: Blank) -> Iterator[Row]:
+    """Yield {text} of every line.
 
     `keep` turns a blank line into an empty row (running text such as WikiText, where it ends a paragraph);
-    with `error` it is a bad row (a sentence a line, such as the 1B-word shards).
+    with `error` it is a bad row (one sentence per line, such as the 1B-word shards).
     """
-    for path in paths:
-        for number, text in text_lines(path, audit):
-            if blank == "error" and (not text or text.isspace()):
-                audit.bad(path, number, "empty text")
-            else:
-                yield {"text": text.strip()}
+    for number, text in text_lines(path, audit):
+        if blank == "error" and (not text or text.isspace()):
+            audit.bad(path, number, "empty text")
+        else:
+            yield {"text": text.strip()}

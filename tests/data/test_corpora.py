@@ -2,9 +2,8 @@ from dataclasses import replace
 
 import pytest
 
-from diffwindow.data.catalogue import CATALOGUE
-from diffwindow.data.corpora import CORPORA, GENERATED, recipe_of
-from diffwindow.data.download import download, entry_of, instructions
+from diffwindow.data.corpora import CORPORA, GENERATED, corpus_of, recipe_of
+from diffwindow.data.download import download, instructions
 from diffwindow.data.lines import Audit
 from diffwindow.data.prepare import prepare
 
@@ -18,21 +17,24 @@ HUB_ROWS = {
 }
 
 
-def test_the_catalogue_lists_what_can_be_prepared():
-    assert {entry.name for entry in CATALOGUE} == {*CORPORA, *GENERATED}
-    assert {entry.name for entry in CATALOGUE if entry.generated} == set(GENERATED)
+@pytest.mark.parametrize("corpus", CORPORA.values(), ids=lambda corpus: corpus.name)
+def test_a_corpus_is_generated_or_has_files_and_a_preset(corpus):
+    assert bool(corpus.generate) == (corpus.name in GENERATED) == (not corpus.splits)
+    assert corpus.generate or {"train", "valid"} <= set(corpus.splits)
+    assert corpus.preset["train"]["max_updates"] > 0
+    assert set(corpus.languages) in (set(), {"source", "target"})
 
 
-@pytest.mark.parametrize("entry", [entry for entry in CATALOGUE if entry.hub], ids=lambda entry: entry.name)
-def test_downloaded_files_are_what_the_recipe_reads(entry, tmp_path):
+@pytest.mark.parametrize("name", [corpus.name for corpus in CORPORA.values() if corpus.hub])
+def test_downloaded_files_are_what_the_recipe_reads(name, tmp_path):
     asked = []
 
     def load(path, config, split):
         asked.append((path, config, split))
         return [HUB_ROWS[path]] * 30
 
-    assert set(download(entry.hub, tmp_path, load=load).values()) == {30}
-    recipe = recipe_of(entry.name, tmp_path).adjusted(vocab_size=300, moses=None)
+    assert set(download(corpus_of(name), tmp_path, load=load).values()) == {30}
+    recipe = recipe_of(name, tmp_path).adjusted(vocab_size=300, moses=None)
     # the hub's one text lands on one side of a division by hash; the other is empty
     filled = {split: source for split, source in recipe.splits.items() if list(source.read(Audit()))}
     assert "test" in filled or "valid" in filled
@@ -40,7 +42,7 @@ def test_downloaded_files_are_what_the_recipe_reads(entry, tmp_path):
     assert len(store.split("test" if "test" in store.splits else "valid")) == 30
     # files already there are not fetched again
     asked.clear()
-    assert download(entry.hub, tmp_path, load=load) == {}
+    assert download(corpus_of(name), tmp_path, load=load) == {}
     assert not asked
 
 
@@ -50,30 +52,32 @@ def test_an_interrupted_download_leaves_no_file(tmp_path):
         raise ConnectionError("gone")
 
     with pytest.raises(ConnectionError):
-        download(entry_of("wmt14-en-de").hub, tmp_path, load=load)
+        download(corpus_of("wmt14-en-de"), tmp_path, load=load)
     assert not (tmp_path / "wmt14-en-de/train.en").exists()
 
 
 def test_instructions_say_what_to_put_where(tmp_path):
-    text = instructions(entry_of("sst2"), tmp_path)
+    text = instructions(corpus_of("sst2"), tmp_path)
     assert "https://nlp.stanford.edu/sentiment/" in text
-    assert str(tmp_path / "trees/{train,dev,test}.txt") in text
-    assert "diffwindow prepare agreement" in instructions(entry_of("agreement"), tmp_path)
+    assert all(str(tmp_path / f"trees/{split}.txt") in text for split in ("train", "dev", "test"))
+    assert "diffwindow prepare agreement" in instructions(corpus_of("agreement"), tmp_path)
     with pytest.raises(ValueError, match="no corpus is called 'sst9'"):
-        entry_of("sst9")
+        corpus_of("sst9")
 
 
 def test_missing_corpora_are_explained(tmp_path):
     with pytest.raises(ValueError, match="did you mean 'multi30k-en-de'"):
         recipe_of("multi30k-en-d", tmp_path)
-    with pytest.raises(ValueError, match=r"say where they are with --data DIR or \$DIFFWINDOW_DATA"):
+    with pytest.raises(ValueError, match="sst2 is made from files; say in which folder"):
         recipe_of("sst2", None)
     with pytest.raises(ValueError, match="is not a folder"):
         recipe_of("sst2", tmp_path / "nowhere")
-    with pytest.raises(ValueError, match="holds none of sst/trees_train"):
+    with pytest.raises(ValueError, match=r"holds none of trees/train\.txt"):
         recipe_of("sst2", tmp_path)
-    with pytest.raises(ValueError, match=r"holds no news\.en\.heldout-000\* shard"):
+    with pytest.raises(ValueError, match=r"holds none of \*\*/news\.en-000\*"):
         recipe_of("lm1b", tmp_path)
+    with pytest.raises(ValueError, match="sst2 is made from files, so rows=9 has no effect"):
+        recipe_of("sst2", tmp_path, rows=9)
 
 
 def test_lm1b_shards(tmp_path):
