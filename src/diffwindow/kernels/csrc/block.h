@@ -10,6 +10,16 @@ namespace dw {
 
 constexpr float kHidden = -__builtin_inff();
 
+// Which keys a query sees. A value of its own, because stores of bytes could change anything it pointed into.
+struct Sight {
+  const uint8_t* mask;
+  const float* bias;
+  int64_t mask_step, bias_step;
+  DW_INLINE bool operator()(int64_t key) const {
+    return (!mask || mask[key * mask_step]) && (!bias || bias[key * bias_step] != kHidden);
+  }
+};
+
 // What a head's queries have in common: the keys that any of them may see.
 struct Head {
   int64_t b, h;
@@ -29,7 +39,9 @@ struct Head {
     // From the last query on, which sees everything in many masks.
     for (int64_t query = one_row ? std::min<int64_t>(p.queries, 1) : p.queries; query-- > 0;) {
       const int64_t end = p.is_causal && !one_row ? std::min(keys, query + 1) : keys;
-      for (int64_t key = 0; key < end; ++key) seen[key] |= sees(p, query, key);
+      const Sight sees = sight(p, query);
+      uint8_t* any = seen.data();
+      for (int64_t key = 0; key < end; ++key) any[key] |= sees(key);
       if (!std::memchr(seen.data(), 0, keys)) break;
     }
     while (keys > 0 && !seen[keys - 1]) --keys;
@@ -38,9 +50,9 @@ struct Head {
     // One row for all queries, as padding is: read the mask only where something is hidden.
     first_masked = !one_row ? 0 : unseen.empty() ? keys : unseen[0];
   }
-  bool sees(const Problem& p, int64_t query, int64_t key) const {
-    return (!mask || mask[query * p.mask.query + key * p.mask.key]) &&
-           (!bias || bias[query * p.bias.query + key * p.bias.key] != kHidden);
+  Sight sight(const Problem& p, int64_t query) const {
+    return {mask ? mask + query * p.mask.query : nullptr, bias ? bias + query * p.bias.query : nullptr, p.mask.key,
+            p.bias.key};
   }
 };
 
@@ -89,9 +101,11 @@ inline void read_mask(const Problem& p, const Head& head, const Block& block, in
     int8_t* out = visible + panel * p.keys * kPanel;
     for (int64_t lane = 0; lane < kPanel; ++lane) {
       const int64_t query = std::min(block.query + panel * kPanel + lane, p.queries - 1);
+      const Sight sees = head.sight(p, query);
       const int64_t causal_end = p.is_causal ? query + 1 : block.limit[panel];
-      for (int64_t key = block.first_masked[panel]; key < block.limit[panel]; ++key)
-        out[key * kPanel + lane] = key < causal_end && head.sees(p, query, key) ? -1 : 0;
+      const int64_t end = block.limit[panel];
+      for (int64_t key = block.first_masked[panel]; key < end; ++key)
+        out[key * kPanel + lane] = key < causal_end && sees(key) ? -1 : 0;
     }
   }
 }
