@@ -66,6 +66,7 @@ def test_an_explicit_request_for_the_kernels_is_refused():
 # The run-time shape checks of the tests break graphs, so this runs without them.
 COMPILED = """
 import torch
+from torch.autograd import forward_ad
 from diffwindow import WindowAttention
 
 def compiled(module, **options):
@@ -94,6 +95,15 @@ def loss(x):
 # a function that is transformed in one place and not in another
 both = compiled(lambda x: (loss(x), torch.func.grad(loss)(x)))
 torch.testing.assert_close(both(x), (loss(x), torch.func.grad(loss)(x)))
+
+# what was compiled without tangents must not drop them later
+attention.requires_grad_(False)
+fast = compiled(loss)
+fast(x)
+with forward_ad.dual_level():
+    dual = forward_ad.make_dual(x, torch.ones_like(x))
+    tangents = [forward_ad.unpack_dual(f(dual)).tangent for f in (fast, loss)]
+torch.testing.assert_close(*tangents)
 """
 
 

@@ -230,12 +230,13 @@ def _why_not(impl: Impl, dtype: torch.dtype, device: str, needs: tuple[Feature, 
 
 
 def _is_transformed() -> bool:
-    """Tell whether a transform of torch.func, or forward-mode differentiation, is running."""
-    return peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+    """Tell whether a transform of torch.func is running."""
+    return peek_interpreter_stack() is not None
 
 
 # What torch.compiler.assume_constant_result does, without its import of torch._dynamo, which takes as long as
-# torch itself. Compiled code is guarded by the state of the transforms.
+# torch itself. Compiled code is guarded by the state of the transforms; forward mode is read outside of this,
+# so that it is guarded too.
 for _constant in (_why_not, _is_transformed):
     _constant._dynamo_marked_constant = True  # type: ignore[union-attr]
 
@@ -249,7 +250,7 @@ def _needs(options: Options) -> tuple[Feature, ...]:
         "dropout": options.dropout_p > 0,
         "attn_bias": bias is not None,
         "gradients of attn_bias": bias is not None and bias.requires_grad and torch.is_grad_enabled(),
-        "transforms of torch.func": _is_transformed(),
+        "transforms of torch.func": _is_transformed() or forward_ad._current_level >= 0,
     }
     return tuple(feature for feature, wanted in asked.items() if wanted)
 
