@@ -8,6 +8,7 @@ from torch import nn, tensor
 from torch.testing import assert_close
 
 from diffwindow import WindowAttention, functional
+from diffwindow.attention.visibility import Visibility
 
 WINDOWS = ["additive", "multiplicative"]
 
@@ -270,7 +271,7 @@ def test_float_masks_are_added_to_the_scores(window, need_weights):
     attention, x = WindowAttention(8, 2, window=window, segment_size=2), torch.randn(3, 5, 8)
     bias = torch.randn(6, 5, 5)
     queries, keys = attention.project_self(x)
-    expected = attention.attend(queries, keys, attn_bias=bias.view(3, 2, 5, 5))
+    expected = attention.attend(queries, keys, Visibility(attn_bias=bias.view(3, 2, 5, 5)))
     assert_close(attention(x, x, x, attn_mask=bias, need_weights=need_weights)[0], expected)
     assert not torch.allclose(expected, attention(x, x, x)[0])
     pad = padding([5, 2, 4], 5, left=True)

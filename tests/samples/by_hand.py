@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from diffwindow.attention.visibility import padded_view
+from diffwindow.attention.visibility import padded_visibility
 
 WIDTH, HEADS = 8, 2
 HEAD = WIDTH // HEADS
@@ -66,5 +66,5 @@ def real_keys(mask, b):
 
 def attend(attention, queries, keys, mask, *, is_causal=False):
     """Run the module's own way through its projected interface."""
-    view = padded_view(mask, is_causal=is_causal)
-    return attention.attend(attention.project_queries(queries), attention.project_keys(keys), view)
+    visibility = padded_visibility(mask, is_causal=is_causal)
+    return attention.attend(attention.project_queries(queries), attention.project_keys(keys), visibility)

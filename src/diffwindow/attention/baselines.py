@@ -11,7 +11,7 @@ from diffwindow import functional
 from diffwindow.attention.plain_attention import GlobalAttention, Pairs, ScoreBias
 from diffwindow.attention.positions import relative_positions
 from diffwindow.attention.stacked_attention import SELF_ROLES, Kind, StackedAttention
-from diffwindow.attention.visibility import EVERYTHING, View
+from diffwindow.attention.visibility import EVERYTHING, Visibility
 
 BASELINES: dict[str, Kind] = {}
 
@@ -35,10 +35,10 @@ class RelativeAttention(StackedAttention):
         self,
         queries: Float[Tensor, "b q queries"],
         keys: Float[Tensor, "b k keys"],
-        view: View = EVERYTHING,
+        visibility: Visibility = EVERYTHING,
     ) -> Float[Tensor, "b q d"]:
         """Attend with projected queries and keys, the queries being the last of the keys."""
-        weights = F.dropout(self.maps(queries, keys, view), self._active_dropout())
+        weights = F.dropout(self.maps(queries, keys, visibility), self._active_dropout())
         _, v = self._key_heads(keys)
         # The weight that a query gives to each distance, which is what the value table's rows get.
         by_distance = weights.new_zeros(*weights.shape[:3], 2 * self.size + 1)
@@ -51,7 +51,7 @@ class RelativeAttention(StackedAttention):
         self,
         queries: Float[Tensor, "b q queries"],
         keys: Float[Tensor, "b k keys"],
-        view: View = EVERYTHING,
+        visibility: Visibility = EVERYTHING,
     ) -> Float[Tensor, "b h q k"]:
         """Return the weights of `attend`, without dropout."""
         (q,) = self._query_heads(queries)
@@ -59,8 +59,7 @@ class RelativeAttention(StackedAttention):
         scores = functional.scores(q, k)
         by_distance = functional.scores(q, self.key_table.expand(*q.shape[:2], -1, -1))
         scores = scores + by_distance.gather(-1, self._rows(queries, keys).expand_as(scores))
-        visible = view.visible(q, k)
-        return functional.masked_softmax(scores, visible)
+        return functional.masked_softmax(visibility.biased(scores), visibility.visible(q, k))
 
     def _rows(self, queries: Tensor, keys: Tensor) -> Int[Tensor, "q k"]:
         """Return the table row of each pair of query and key."""
@@ -109,11 +108,11 @@ class GaussianAttention(StackedAttention):
         self,
         queries: Float[Tensor, "b q queries"],
         keys: Float[Tensor, "b k keys"],
-        view: View = EVERYTHING,
+        visibility: Visibility = EVERYTHING,
     ) -> Float[Tensor, "b q d"]:
         """Attend with projected queries and keys; the mask says how long each source is."""
         # dropout commutes with the Gaussian, which multiplies each weight
-        weights = F.dropout(self.maps(queries, keys, view), self._active_dropout())
+        weights = F.dropout(self.maps(queries, keys, visibility), self._active_dropout())
         _, v = self._key_heads(keys)
         return self._merge_heads(functional.attend(weights, v))
 
@@ -121,18 +120,18 @@ class GaussianAttention(StackedAttention):
         self,
         queries: Float[Tensor, "b q queries"],
         keys: Float[Tensor, "b k keys"],
-        view: View = EVERYTHING,
+        visibility: Visibility = EVERYTHING,
     ) -> Float[Tensor, "b h q k"]:
         """Return the weights of `attend`, without dropout."""
         (q,) = self._query_heads(queries)
         k, _ = self._key_heads(keys)
-        count, position = Pairs(queries, keys.shape[1], view.attn_mask).real_positions()
+        count, position = Pairs(queries, keys.shape[1], visibility.attn_mask).real_positions()
         (centre,) = self.pointer(queries)
         distance = position - count * centre
         near = distance.abs() <= self.size
-        visible = view.visible(q, k)
+        visible = visibility.visible(q, k)
         return functional.multiplicative_weights(
-            functional.scores(q, k),
+            visibility.biased(functional.scores(q, k)),
             (-distance.square() / (2 * (self.size / 2) ** 2)).exp(),
             mask=near if visible is None else near & visible,
         )

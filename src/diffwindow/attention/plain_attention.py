@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from diffwindow import functional
 from diffwindow.attention.positions import relative_positions
 from diffwindow.attention.stacked_attention import StackedAttention
-from diffwindow.attention.visibility import EVERYTHING, View
+from diffwindow.attention.visibility import EVERYTHING, Visibility
 
 
 class Pairs(NamedTuple):
@@ -83,33 +83,33 @@ class GlobalAttention(StackedAttention):
         self,
         queries: Float[Tensor, "b q queries"],
         keys: Float[Tensor, "b k keys"],
-        view: View = EVERYTHING,
+        visibility: Visibility = EVERYTHING,
     ) -> Float[Tensor, "b q d"]:
         """Attend with projected queries and keys; there are no segments, so their origin has no effect."""
         (q,) = self._query_heads(queries)
         k, v = self._key_heads(keys)
-        bias = self._bias(queries, keys, view)
-        return self._merge_heads(plain_attention(q, k, v, view, bias, dropout_p=self._active_dropout()))
+        bias = self._bias(queries, keys, visibility)
+        return self._merge_heads(plain_attention(q, k, v, visibility, bias, dropout_p=self._active_dropout()))
 
     def maps(
         self,
         queries: Float[Tensor, "b q queries"],
         keys: Float[Tensor, "b k keys"],
-        view: View = EVERYTHING,
+        visibility: Visibility = EVERYTHING,
     ) -> Float[Tensor, "b h q k"]:
         """Return the weights of `attend`, without dropout."""
         (q,) = self._query_heads(queries)
         k, _ = self._key_heads(keys)
         scores = functional.scores(q, k)
-        joined = _join(self._bias(queries, keys, view), view.visible(q, k))
+        joined = _join(self._bias(queries, keys, visibility), visibility, q, k)
         if joined is None or not joined.is_floating_point():
             return functional.masked_softmax(scores, joined)
         return functional.masked_softmax(scores + joined, joined.isfinite())
 
-    def _bias(self, queries: Tensor, keys: Tensor, view: View) -> Tensor | None:
+    def _bias(self, queries: Tensor, keys: Tensor, visibility: Visibility) -> Tensor | None:
         if self.score_bias is None:
             return None
-        pairs = Pairs(queries, keys.shape[1], view.attn_mask)
+        pairs = Pairs(queries, keys.shape[1], visibility.attn_mask)
         bias = self.score_bias.function(pairs, self.size, *(getattr(self, name) for name in self._learned))
         return bias.to(queries.dtype) if bias.is_floating_point() else bias
 
@@ -118,22 +118,29 @@ def plain_attention(
     q: Float[Tensor, "b h q e"],
     k: Float[Tensor, "b h k e"],
     v: Float[Tensor, "b h k e"],
-    view: View,
+    visibility: Visibility,
     bias: Tensor | None = None,
     *,
     dropout_p: float = 0.0,
 ) -> Float[Tensor, "b h q e"]:
-    """Attend in PyTorch's fused attention to what `view` shows, with a bias (or one more mask) if given."""
-    # PyTorch takes either its own causal mask, which is the faster, or ours.
-    plain = view.attn_mask is None and bias is None
-    mask = None if plain else _join(bias, view.visible(q, k))
+    """Attend in PyTorch's fused attention to what `visibility` shows; `bias` is one more bias or mask."""
+    # PyTorch's own causal mask is faster than an explicit one
+    plain = visibility.attn_mask is None and visibility.attn_bias is None and bias is None
+    mask = None if plain else _join(bias, visibility, q, k)
     return F.scaled_dot_product_attention(
-        q, k, v, mask, dropout_p=dropout_p, is_causal=plain and view.is_causal
+        q, k, v, mask, dropout_p=dropout_p, is_causal=plain and visibility.is_causal
     )
 
 
-def _join(bias: Tensor | None, visible: Tensor | None) -> Tensor | None:
-    """Join a bias (or a mask) and a mask to what `scaled_dot_product_attention` takes."""
+def _join(bias: Tensor | None, visibility: Visibility, q: Tensor, k: Tensor) -> Tensor | None:
+    """Join a bias (or a mask) with what is visible, as `scaled_dot_product_attention` takes it."""
+    visible = visibility.visible(q, k)
+    if visibility.attn_bias is not None:
+        added = visibility.attn_bias.to(q.dtype)
+        if bias is None:
+            bias = added
+        else:
+            bias = bias + added if bias.is_floating_point() else added.masked_fill(~bias, float("-inf"))
     if bias is None or visible is None:
         return visible if bias is None else bias
     if not bias.is_floating_point():

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from diffwindow import ops
-from diffwindow.attention.visibility import EVERYTHING, View
+from diffwindow.attention.visibility import EVERYTHING, Visibility
 
 Init = Literal["stacked", "separate"]
 INITS: tuple[str, ...] = get_args(Init)
@@ -112,18 +112,18 @@ class StackedAttention(nn.Module):
         self,
         queries: Float[Tensor, "b q queries"],
         keys: Float[Tensor, "b k keys"],
-        view: View = EVERYTHING,
+        visibility: Visibility = EVERYTHING,
     ) -> Float[Tensor, "b q d"]:
-        """Attend with projected queries and keys, to what `view` shows."""
+        """Attend with projected queries and keys, to what `visibility` shows."""
         raise NotImplementedError
 
     def maps(
         self,
         queries: Float[Tensor, "b q queries"],
         keys: Float[Tensor, "b k keys"],
-        view: View = EVERYTHING,
+        visibility: Visibility = EVERYTHING,
     ) -> Maps:
-        """Give what `attend` does with these arguments, but without dropout: weights and, if any, window."""
+        """Return what `attend` does with these arguments, without dropout: weights and, if any, window."""
         raise NotImplementedError
 
     def _project_rows(self, x: Tensor, first: int, last: int) -> Tensor:

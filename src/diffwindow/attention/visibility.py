@@ -1,4 +1,4 @@
-"""From PyTorch's masks, True where a query may not look, to ours, True where it may."""
+"""Visibility: which keys each query sees, read from masks and padding."""
 
 from typing import NamedTuple
 
@@ -34,7 +34,7 @@ def read_masks(
 
 
 def first_visible_key(key_padding_mask: Tensor | None) -> Int[Tensor, " b"] | None:
-    """Give the first real key of each sequence, where its segments start; 0 if there is none.
+    """Return the first real key of each sequence, where its segments start; 0 if there is none.
 
     >>> first_visible_key(torch.tensor([[True, True, False], [False, False, True]]))
     tensor([2, 0])
@@ -45,7 +45,7 @@ def first_visible_key(key_padding_mask: Tensor | None) -> Int[Tensor, " b"] | No
 
 
 def first_true(mask: Bool[Tensor, "b n"]) -> Int[Tensor, " b"]:
-    """Give the first True of each row; 0 if there is none, or no column at all."""
+    """Return the first True of each row; 0 if there is none, or no column at all."""
     return mask.long().argmax(-1) if mask.shape[-1] else mask.new_zeros(mask.shape[0], dtype=torch.long)
 
 
@@ -65,24 +65,32 @@ def _check_mask(name: str, mask: Tensor, shapes: list[tuple[int, ...]]) -> None:
         raise ValueError(f"{name} has shape {list(mask.shape)}, not {wanted}")
 
 
-class View(NamedTuple):
-    """The masks of an attention, as in `ops`, and the first real key of each sequence."""
+class Visibility(NamedTuple):
+    """Which keys each query sees, with masks and a bias as in `ops`, and each sequence's first real key."""
 
     attn_mask: Bool[Tensor, "..."] | None = None
     is_causal: bool = False
     segment_origin: Int[Tensor, " b"] | None = None
+    attn_bias: Float[Tensor, "..."] | None = None
 
     def visible(self, q: Float[Tensor, "b h q e"], k: Float[Tensor, "b h k e"]) -> Bool[Tensor, "..."] | None:
-        """Give the masks as one; None means that everything is visible."""
-        return ops.visible_mask(q, k, attn_mask=self.attn_mask, is_causal=self.is_causal)
+        """Return all masks as one, with what the bias hides; None means that everything is visible."""
+        return ops.visible_mask(
+            q, k, attn_mask=self.attn_mask, attn_bias=self.attn_bias, is_causal=self.is_causal
+        )
 
-    def select(self, sequences: Int[Tensor, " b2"]) -> "View":
-        """Keep these sequences of the batch, where the view tells them apart."""
-        mask, origin = self.attn_mask, self.segment_origin
-        return View(
+    def biased(self, scores: Float[Tensor, "b h q k"]) -> Float[Tensor, "b h q k"]:
+        """Add the bias, if there is one."""
+        return scores if self.attn_bias is None else scores + self.attn_bias
+
+    def select(self, sequences: Int[Tensor, " b2"]) -> "Visibility":
+        """Keep these sequences of the batch; each tensor must have a row per sequence."""
+        mask, origin, bias = self.attn_mask, self.segment_origin, self.attn_bias
+        return Visibility(
             None if mask is None else mask[sequences],
             self.is_causal,
             None if origin is None else origin[sequences],
+            None if bias is None else bias[sequences],
         )
 
     def positions(self, length: int) -> Int[Tensor, "b n"] | None:
@@ -93,15 +101,15 @@ class View(NamedTuple):
         return (position - self.segment_origin[:, None]).clamp(min=0)
 
 
-EVERYTHING = View()
+EVERYTHING = Visibility()
 
 
-def padded_view(mask: Bool[Tensor, "b n"] | None, *, is_causal: bool = False) -> View:
+def padded_visibility(mask: Bool[Tensor, "b n"] | None, *, is_causal: bool = False) -> Visibility:
     """See the real tokens, where `mask` is True; None means that all are.
 
-    >>> padded_view(torch.tensor([[False, True, True]])).segment_origin
+    >>> padded_visibility(torch.tensor([[False, True, True]])).segment_origin
     tensor([1])
     """
     if mask is None:
-        return View(is_causal=is_causal)
-    return View(mask[:, None, None, :], is_causal, first_true(mask))
+        return Visibility(is_causal=is_causal)
+    return Visibility(mask[:, None, None, :], is_causal, first_true(mask))

@@ -12,7 +12,7 @@ from diffwindow import functional, ops
 from diffwindow.arguments import EXPECTATIONS, Expectation, check_not_nested
 from diffwindow.attention.plain_attention import plain_attention
 from diffwindow.attention.stacked_attention import StackedAttention, check_heads
-from diffwindow.attention.visibility import EVERYTHING, View, first_visible_key, hidden, read_masks
+from diffwindow.attention.visibility import EVERYTHING, Visibility, first_visible_key, hidden, read_masks
 
 Window = Literal["additive", "multiplicative"]
 WINDOWS: tuple[str, ...] = get_args(Window)
@@ -113,19 +113,21 @@ class WindowAttention(StackedAttention):
         """
         batched = query.dim() == 3
         query, key, value = self._as_batches(query, key, value)
-        view, bias = self._view(query, key, key_padding_mask, attn_mask, is_causal=is_causal, batched=batched)
+        visibility = self._read_visibility(
+            query, key, key_padding_mask, attn_mask, is_causal=is_causal, batched=batched
+        )
         queries, keys = self._project(query, key, value, key_padding_mask)
         weights = None
         if need_weights:
-            # a multiplicative window multiplies each weight, so dropout is the same before it or after
-            used = F.dropout(self.maps(queries, keys, view, bias).weights, self._active_dropout())
+            # dropout commutes with a multiplicative window
+            used = F.dropout(self.maps(queries, keys, visibility).weights, self._active_dropout())
             v = self._key_heads(keys)[-1]
-            seen = _seen(self._query_heads(queries)[0], v, view, bias)
+            seen = visibility.visible(self._query_heads(queries)[0], v)
             output = self._merge_heads(functional.attend(used, v, mask=seen))
             weights = used.mean(1) if average_attn_weights else used
             weights = weights if batched else weights.squeeze(0)
         else:
-            output = self.attend(queries, keys, view, bias)
+            output = self.attend(queries, keys, visibility)
         if not batched:
             return output.squeeze(0), weights
         return (output if self.batch_first else output.transpose(0, 1)), weights
@@ -139,7 +141,7 @@ class WindowAttention(StackedAttention):
         attn_mask: Tensor | None = None,
         is_causal: bool = False,
     ) -> ops.WindowMaps:
-        """Give the weights without dropout, the window and both boundary distributions, each `[b h q k]`.
+        """Return the weights without dropout, the window and both boundary distributions, each `[b h q k]`.
 
         >>> attention, x = WindowAttention(16, num_heads=2), torch.randn(3, 7, 16)
         >>> attention.inspect(x, x).window.shape
@@ -147,17 +149,18 @@ class WindowAttention(StackedAttention):
         """
         batched = query.dim() == 3
         query, key, _ = self._as_batches(query, key, key)
-        view, bias = self._view(query, key, key_padding_mask, attn_mask, is_causal=is_causal, batched=batched)
-        return self.maps(*self._project(query, key, key, key_padding_mask), view, bias)
+        visibility = self._read_visibility(
+            query, key, key_padding_mask, attn_mask, is_causal=is_causal, batched=batched
+        )
+        return self.maps(*self._project(query, key, key, key_padding_mask), visibility)
 
     def attend(
         self,
         queries: Float[Tensor, "b q queries"],
         keys: Float[Tensor, "b k keys"],
-        view: View = EVERYTHING,
-        attn_bias: Float[Tensor, "..."] | None = None,
+        visibility: Visibility = EVERYTHING,
     ) -> Float[Tensor, "b q d"]:
-        """Attend with projected queries and keys, to what `view` shows, with a bias as in `ops`."""
+        """Attend with projected queries and keys, to what `visibility` shows."""
         q, q_left, q_right, *q_local = self._query_heads(queries)
         k, k_left, k_right, *k_local, v = self._key_heads(keys)
         operation = (
@@ -167,8 +170,7 @@ class WindowAttention(StackedAttention):
         )
         heads = operation(
             ops.Boundaries(q_left, k_left, q_right, k_right),
-            **view._asdict(),
-            attn_bias=attn_bias,
+            **visibility._asdict(),
             segment_size=self.segment_size,
             expectation=self.expectation,
             dropout_p=self._active_dropout(),
@@ -176,10 +178,9 @@ class WindowAttention(StackedAttention):
         )
         if self.gate is not None:
             # dropout is drawn anew, apart from that of the windowed heads
-            seen = _seen(q, k, view, attn_bias)
+            seen = visibility.visible(q, k)
             k, v = (functional.zero_unseen_keys(x, seen) for x in (k, v))
-            bias = None if attn_bias is None else attn_bias.to(q.dtype)
-            plain = plain_attention(q, k, v, view, bias, dropout_p=self._active_dropout())
+            plain = plain_attention(q, k, v, visibility, dropout_p=self._active_dropout())
             heads = mix_heads(plain, heads, self.gate)
         return self._merge_heads(heads)
 
@@ -187,10 +188,9 @@ class WindowAttention(StackedAttention):
         self,
         queries: Float[Tensor, "b q queries"],
         keys: Float[Tensor, "b k keys"],
-        view: View = EVERYTHING,
-        attn_bias: Float[Tensor, "..."] | None = None,
+        visibility: Visibility = EVERYTHING,
     ) -> ops.WindowMaps:
-        """Give what `attend` does with these arguments to each pair of query and key, without dropout."""
+        """Return what `attend` does with these arguments to each pair of query and key, without dropout."""
         q, q_left, q_right, *q_local = self._query_heads(queries)
         k, k_left, k_right, *k_local, _ = self._key_heads(keys)
         maps = ops.window_maps(
@@ -198,16 +198,14 @@ class WindowAttention(StackedAttention):
             k,
             ops.Boundaries(q_left, k_left, q_right, k_right),
             (q_local[0], k_local[0]) if self.window == "additive" else None,
-            **view._asdict(),
-            attn_bias=attn_bias,
+            **visibility._asdict(),
             segment_size=self.segment_size,
             expectation=self.expectation,
         )
         if self.gate is None:
             return maps
-        seen = _seen(q, k, view, attn_bias)
-        score = functional.scores(q, k, mask=seen)
-        plain = functional.masked_softmax(score if attn_bias is None else score + attn_bias, seen)
+        seen = visibility.visible(q, k)
+        plain = functional.masked_softmax(visibility.biased(functional.scores(q, k, mask=seen)), seen)
         return maps._replace(weights=mix_heads(plain, maps.weights, self.gate))
 
     @property
@@ -225,7 +223,7 @@ class WindowAttention(StackedAttention):
         )
 
     def _as_batches(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Check the shapes and give all three as `[b n d]`, keeping which of them are one tensor."""
+        """Check the shapes and return all three as `[b n d]`, keeping which of them are one tensor."""
         layout = "[batch, length, embed_dim]" if self.batch_first else "[length, batch, embed_dim]"
         for name, x in (("query", query), ("key", key), ("value", value)):
             check_not_nested(name, x)
@@ -250,7 +248,7 @@ class WindowAttention(StackedAttention):
             )
         return batch_query, batch_key, batch_value
 
-    def _view(
+    def _read_visibility(
         self,
         query: Tensor,
         key: Tensor,
@@ -259,13 +257,13 @@ class WindowAttention(StackedAttention):
         *,
         is_causal: bool,
         batched: bool,
-    ) -> tuple[View, Tensor | None]:
-        """Read the call's masks: which keys are visible, where the segments start, and the scores' bias."""
+    ) -> Visibility:
+        """Read the masks of a call."""
         if key_padding_mask is not None and not batched:
             key_padding_mask = key_padding_mask.unsqueeze(0)
         shape = (query.shape[0], self.num_heads, query.shape[1], key.shape[1])
         visible, bias = read_masks(key_padding_mask, attn_mask, shape)
-        return View(visible, is_causal, first_visible_key(key_padding_mask)), bias
+        return Visibility(visible, is_causal, first_visible_key(key_padding_mask), bias)
 
     def _project(
         self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None
@@ -291,11 +289,6 @@ def mix_heads(
     tensor([1.0000, 0.7500])
     """
     return torch.lerp(plain, windowed, gate.to(plain.dtype)[:, None, None])
-
-
-def _seen(q: Tensor, k: Tensor, view: View, attn_bias: Tensor | None) -> Tensor | None:
-    """Join what `view` and the bias hide."""
-    return ops.visible_mask(q, k, attn_mask=view.attn_mask, attn_bias=attn_bias, is_causal=view.is_causal)
 
 
 def _check_boundary_dim(boundary_dim: int, head_dim: int) -> None:

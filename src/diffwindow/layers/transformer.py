@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from diffwindow.attention.key_cache import KeyCache
 from diffwindow.attention.kinds import build_attention
 from diffwindow.attention.stacked_attention import Init, Maps
-from diffwindow.attention.visibility import EVERYTHING, View
+from diffwindow.attention.visibility import EVERYTHING, Visibility
 from diffwindow.notation import Attention
 
 Norm = Literal["post", "pre"]
@@ -66,7 +66,7 @@ class AttentionBlock(Residual):
     def forward(
         self,
         x: Float[Tensor, "b q d"],
-        view: View,
+        visibility: Visibility,
         *,
         memory: Float[Tensor, "b k stack"] | None = None,
         cache: KeyCache | None = None,
@@ -75,13 +75,17 @@ class AttentionBlock(Residual):
         queries, keys = self._project(x, memory)
         if cache is not None:
             keys = cache.append(keys)
-        return self.leave(x, self.attention.attend(queries, keys, view))
+        return self.leave(x, self.attention.attend(queries, keys, visibility))
 
     def maps(
-        self, x: Float[Tensor, "b q d"], view: View, *, memory: Float[Tensor, "b k stack"] | None = None
+        self,
+        x: Float[Tensor, "b q d"],
+        visibility: Visibility,
+        *,
+        memory: Float[Tensor, "b k stack"] | None = None,
     ) -> Maps:
         """Give what the attention does in `forward` with the same arguments."""
-        return self.attention.maps(*self._project(x, memory), view)
+        return self.attention.maps(*self._project(x, memory), visibility)
 
     def _project(self, x: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor]:
         entered = self.enter(x)
@@ -127,18 +131,18 @@ class TransformerLayer(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "rows q d"],
-        view: View,
+        visibility: Visibility,
         *,
         memory: Float[Tensor, "b k stack"] | None = None,
-        memory_view: View = EVERYTHING,
+        memory_visibility: Visibility = EVERYTHING,
         cache: KeyCache | None = None,
     ) -> Float[Tensor, "rows q d"]:
         """Run the layer; the rows of `x` may be several hypotheses of each sequence of `memory`."""
-        x = self.self_attention(x, view, cache=cache)
+        x = self.self_attention(x, visibility, cache=cache)
         if self.cross_attention is not None:
             assert memory is not None
             # All hypotheses of a sentence are queries of its one memory, which is never repeated.
             queries = x.view(memory.shape[0], -1, x.shape[-1])
-            x = self.cross_attention(queries, memory_view, memory=memory).view_as(x)
+            x = self.cross_attention(queries, memory_visibility, memory=memory).view_as(x)
         output: Tensor = self.feed_forward(x)
         return output

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from diffwindow.attention.visibility import View, padded_view
+from diffwindow.attention.visibility import Visibility, padded_visibility
 from diffwindow.layers.embedding import PAD, TokenEmbedding
 from diffwindow.layers.transformer import AttentionBlock
 from diffwindow.models.attention_maps import AttentionMaps, recorded
@@ -61,7 +61,7 @@ class Classifier(PretrainedModel[ClassifierConfig]):
         """Give the logits of the classes."""
         mask = tokens != PAD if mask is None else mask
         real = mask[:, :, None]
-        hidden = self._encode(tokens, padded_view(mask))
+        hidden = self._encode(tokens, padded_visibility(mask))
         mean = hidden.masked_fill(~real, 0.0).sum(1) / real.sum(1).clamp(min=1)
         logits: Tensor = self.output(mean)
         return logits
@@ -79,7 +79,7 @@ class Classifier(PretrainedModel[ClassifierConfig]):
         self, tokens: Int[Tensor, "b n"], mask: Bool[Tensor, "b n"] | None = None
     ) -> Float[Tensor, "b n d"]:
         """Run the encoder."""
-        return self._encode(tokens, padded_view(tokens != PAD if mask is None else mask))
+        return self._encode(tokens, padded_visibility(tokens != PAD if mask is None else mask))
 
     def attention_blocks(self) -> dict[Role, list[AttentionBlock]]:
         """Return the attention of each role and layer."""
@@ -94,6 +94,8 @@ class Classifier(PretrainedModel[ClassifierConfig]):
             self.encode(tokens, mask)
         return {role: tuple(maps) for role, maps in found.items()}
 
-    def _encode(self, tokens: Tensor, view: View) -> Tensor:
-        output: Tensor = self.encoder(self.embedding(tokens, view.positions(tokens.shape[1])), view)
+    def _encode(self, tokens: Tensor, visibility: Visibility) -> Tensor:
+        output: Tensor = self.encoder(
+            self.embedding(tokens, visibility.positions(tokens.shape[1])), visibility
+        )
         return output

@@ -10,7 +10,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from diffwindow.attention.key_cache import KeyCache
-from diffwindow.attention.visibility import EVERYTHING, View, padded_view
+from diffwindow.attention.visibility import EVERYTHING, Visibility, padded_visibility
 
 
 @dataclass
@@ -26,7 +26,7 @@ class DecodingState:
     num_sentences: int
     num_hypotheses: int = 1
     memory: list[Tensor] = field(default_factory=list)
-    memory_view: View = EVERYTHING
+    memory_visibility: Visibility = EVERYTHING
     origin: Int[Tensor, " rows"] | None = None
 
     @property
@@ -34,12 +34,12 @@ class DecodingState:
         """Give the number of tokens that each prefix has, padding included."""
         return self.caches[0].length
 
-    def view(self) -> View:
+    def visibility(self) -> Visibility:
         """Give what the next token of every hypothesis sees: its whole prefix and itself, not the padding."""
         if self.origin is None:
             return EVERYTHING
         key = torch.arange(self.length + 1, device=self.origin.device)
-        return padded_view(key >= self.origin[:, None])
+        return padded_visibility(key >= self.origin[:, None])
 
     def positions(self, tokens: Int[Tensor, "s w"]) -> Int[Tensor, "s w"]:
         """Give the places of the next tokens, counted from the first real token of each row."""
@@ -60,5 +60,5 @@ class DecodingState:
             self.origin = self.origin[rows]
         if not torch.equal(sentences, torch.arange(self.num_sentences, device=sentences.device)):
             self.memory = [keys.index_select(0, sentences) for keys in self.memory]
-            self.memory_view = self.memory_view.select(sentences)
+            self.memory_visibility = self.memory_visibility.select(sentences)
         self.num_sentences, self.num_hypotheses = hypotheses.shape

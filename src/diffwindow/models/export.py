@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from diffwindow.attention.key_cache import KeyCache
-from diffwindow.attention.visibility import padded_view
+from diffwindow.attention.visibility import padded_visibility
 from diffwindow.attention.window_attention import WindowAttention
 from diffwindow.extras import require
 from diffwindow.files import replacing
@@ -69,7 +69,7 @@ class StepGraph(nn.Module):
             num_sentences=tokens.shape[0],
             num_hypotheses=tokens.shape[1],
             memory=list(memory),
-            memory_view=padded_view(source_mask),
+            memory_visibility=padded_visibility(source_mask),
         )
         logits = self.model.step(tokens, state)
         return logits, tuple(cache.keys.unflatten(0, tokens.shape) for cache in caches)

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from diffwindow.attention.key_cache import KeyCache
-from diffwindow.attention.visibility import padded_view
+from diffwindow.attention.visibility import padded_visibility
 from diffwindow.layers.embedding import TokenEmbedding
 from diffwindow.layers.loss import TokenLoss, token_loss
 from diffwindow.layers.transformer import AttentionBlock
@@ -121,7 +121,7 @@ class LanguageModel(PretrainedModel[LanguageModelConfig]):
         return {role: tuple(maps) for role, maps in found.items()}
 
     def _run(self, tokens: Tensor, mask: Tensor | None, caches: list[KeyCache]) -> Tensor:
-        view = padded_view(mask, is_causal=True)
-        x = self.embedding(tokens, view.positions(tokens.shape[1]))
-        output: Tensor = self.decoder(x, view, caches=caches)
+        visibility = padded_visibility(mask, is_causal=True)
+        x = self.embedding(tokens, visibility.positions(tokens.shape[1]))
+        output: Tensor = self.decoder(x, visibility, caches=caches)
         return output

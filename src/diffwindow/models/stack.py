@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from diffwindow.attention.key_cache import KeyCache
-from diffwindow.attention.visibility import EVERYTHING, View
+from diffwindow.attention.visibility import EVERYTHING, Visibility
 from diffwindow.layers.transformer import AttentionBlock, LayerOptions, TransformerLayer
 from diffwindow.models.decoding_state import DecodingState
 from diffwindow.notation import Attention
@@ -35,10 +35,10 @@ class TransformerStack(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "rows q d"],
-        view: View,
+        visibility: Visibility,
         *,
         memory: Sequence[Float[Tensor, "b k _"]] = (),
-        memory_view: View = EVERYTHING,
+        memory_visibility: Visibility = EVERYTHING,
         caches: Sequence[KeyCache] = (),
     ) -> Float[Tensor, "rows q d"]:
         """Run all layers, each with its projected `memory` and its cache where there are any."""
@@ -46,9 +46,9 @@ class TransformerStack(nn.Module):
         for index, layer in enumerate(self.layers):
             x = layer(
                 x,
-                view,
+                visibility,
                 memory=memory[index] if memory else None,
-                memory_view=memory_view,
+                memory_visibility=memory_visibility,
                 cache=caches[index] if caches else None,
             )
         return x if self.norm is None else self.norm(x)
@@ -57,7 +57,11 @@ class TransformerStack(nn.Module):
         """Run the next token of each hypothesis, and keep its keys in `state`."""
         rows = x.view(-1, 1, x.shape[-1])
         output: Tensor = self(
-            rows, state.view(), memory=state.memory, memory_view=state.memory_view, caches=state.caches
+            rows,
+            state.visibility(),
+            memory=state.memory,
+            memory_visibility=state.memory_visibility,
+            caches=state.caches,
         )
         return output.view_as(x)
 

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from diffwindow.attention.key_cache import KeyCache
-from diffwindow.attention.visibility import View, padded_view
+from diffwindow.attention.visibility import Visibility, padded_visibility
 from diffwindow.layers.embedding import PAD, TokenEmbedding
 from diffwindow.layers.loss import TokenLoss, token_loss
 from diffwindow.layers.transformer import AttentionBlock
@@ -84,7 +84,7 @@ class Translator(PretrainedModel[TranslatorConfig]):
         self, source: Int[Tensor, "b n"], source_mask: Bool[Tensor, "b n"] | None = None
     ) -> Float[Tensor, "b n d"]:
         """Run the encoder."""
-        return self._encode(source, _source_view(source, source_mask))
+        return self._encode(source, _source_visibility(source, source_mask))
 
     def hidden(
         self,
@@ -93,11 +93,13 @@ class Translator(PretrainedModel[TranslatorConfig]):
         source_mask: Bool[Tensor, "b n"] | None = None,
     ) -> Float[Tensor, "b t d"]:
         """Run the encoder and the decoder, up to what the logits are made from."""
-        view = _source_view(source, source_mask)
-        memory = self.decoder.project_memory(self._encode(source, view))
+        visibility = _source_visibility(source, source_mask)
+        memory = self.decoder.project_memory(self._encode(source, visibility))
         # Targets are padded on the right, where no real token looks: the causal mask is all they need.
-        causal = View(is_causal=True)
-        hidden: Tensor = self.decoder(self.embedding(target), causal, memory=memory, memory_view=view)
+        causal = Visibility(is_causal=True)
+        hidden: Tensor = self.decoder(
+            self.embedding(target), causal, memory=memory, memory_visibility=visibility
+        )
         return hidden
 
     @torch.no_grad()
@@ -105,12 +107,12 @@ class Translator(PretrainedModel[TranslatorConfig]):
         self, source: Int[Tensor, "s n"], source_mask: Bool[Tensor, "s n"] | None = None
     ) -> DecodingState:
         """Encode sources and project their keys once, for `step` to decode with one hypothesis each."""
-        view = _source_view(source, source_mask)
+        visibility = _source_visibility(source, source_mask)
         return DecodingState(
             caches=[KeyCache() for _ in self.decoder.layers],
             num_sentences=source.shape[0],
-            memory=self.decoder.project_memory(self._encode(source, view)),
-            memory_view=view,
+            memory=self.decoder.project_memory(self._encode(source, visibility)),
+            memory_visibility=visibility,
         )
 
     @torch.no_grad()
@@ -139,10 +141,12 @@ class Translator(PretrainedModel[TranslatorConfig]):
             self.hidden(source, target, source_mask)
         return {role: tuple(maps) for role, maps in found.items()}
 
-    def _encode(self, source: Tensor, view: View) -> Tensor:
-        output: Tensor = self.encoder(self.embedding(source, view.positions(source.shape[1])), view)
+    def _encode(self, source: Tensor, visibility: Visibility) -> Tensor:
+        output: Tensor = self.encoder(
+            self.embedding(source, visibility.positions(source.shape[1])), visibility
+        )
         return output
 
 
-def _source_view(source: Tensor, source_mask: Tensor | None) -> View:
-    return padded_view(source != PAD if source_mask is None else source_mask)
+def _source_visibility(source: Tensor, source_mask: Tensor | None) -> Visibility:
+    return padded_visibility(source != PAD if source_mask is None else source_mask)

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from diffwindow.attention.stacked_attention import Maps, StackedAttention
-from diffwindow.attention.visibility import EVERYTHING, View
+from diffwindow.attention.visibility import EVERYTHING, Visibility
 from diffwindow.attention.window_attention import WindowAttention
 from diffwindow.ops import WindowMaps
 from diffwindow.view.trace import Array, AttentionTrace, LayerMaps
@@ -76,18 +76,18 @@ def _recorded(module: StackedAttention, into: list[_Call], row: int) -> Iterator
     """Keep the maps of each call of `attend` or `maps` while the context runs."""
     attend, maps = module.attend, module.maps
 
-    def recording_maps(queries: Any, keys: Any, view: View = EVERYTHING, *bias: Tensor | None) -> Maps:
-        found = maps(queries, keys, view, *bias)
-        into.append(_call(found, view, row))
+    def recording_maps(queries: Any, keys: Any, visibility: Visibility = EVERYTHING) -> Maps:
+        found = maps(queries, keys, visibility)
+        into.append(_call(found, visibility, row))
         return found
 
-    def recording_attend(queries: Any, keys: Any, view: View = EVERYTHING, *bias: Tensor | None) -> Any:
+    def recording_attend(queries: Any, keys: Any, visibility: Visibility = EVERYTHING) -> Any:
         before = len(into)
-        output = attend(queries, keys, view, *bias)
+        output = attend(queries, keys, visibility)
         # some kinds compute their maps to attend, and have recorded them by now
         if len(into) == before:
             with torch.no_grad():
-                recording_maps(queries, keys, view, *bias)
+                recording_maps(queries, keys, visibility)
         return output
 
     with _replaced(module, "attend", recording_attend), _replaced(module, "maps", recording_maps):
@@ -108,14 +108,14 @@ def _replaced(module: nn.Module, name: str, method: Callable[..., Any]) -> Itera
             module.__dict__[name] = before
 
 
-def _call(maps: Maps, view: View, row: int) -> _Call:
+def _call(maps: Maps, visibility: Visibility, row: int) -> _Call:
     named = maps._asdict() if isinstance(maps, WindowMaps) else {"weights": maps}
     batch = named["weights"].shape[0]
     if not 0 <= row < batch:
         raise ValueError(f"row={row} is not a sentence of the batch, which has {batch}")
-    origin = 0 if view.segment_origin is None else int(view.segment_origin[row])
+    origin = 0 if visibility.segment_origin is None else int(visibility.segment_origin[row])
     arrays = {name: x[row].detach().float().cpu().numpy() for name, x in named.items()}
-    visible = view.attn_mask
+    visible = visibility.attn_mask
     if visible is not None:
         # keys that are hidden from every query are padding
         shown = torch.broadcast_to(visible, named["weights"].shape)[row].any(0).any(0).cpu().numpy()
