@@ -17,7 +17,7 @@ import pytest
 
 from diffwindow.cli import main
 from diffwindow.files import sha256_of
-from diffwindow.training import trainer
+from diffwindow.training import train as train_module
 from diffwindow.training.overrides import resolve
 from diffwindow.training.train import train
 
@@ -74,7 +74,7 @@ class Damage:
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained") / "run"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trainer, "draw_curves", lambda records, path: None)
+        patch.setattr(train_module, "draw_curves", lambda records, path: None)
         layers = [
             "model.encoder_layers=1",
             "model.decoder_layers=1",
@@ -87,7 +87,7 @@ def trained(tmp_path_factory):
 
 @pytest.fixture
 def call(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(trainer, "draw_curves", lambda records, path: None)
+    monkeypatch.setattr(train_module, "draw_curves", lambda records, path: None)
 
     def run(name, folder):
         """Run a verb; give the exit code, what it gave, what it said, and the traceback if there was one."""

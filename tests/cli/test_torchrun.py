@@ -2,40 +2,51 @@
 
 import json
 import os
-import socket
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from diffwindow.cli import main
 from diffwindow.training.overrides import resolve
 from diffwindow.training.train import train
+from samples.processes import FORK_WARNING, free_port, group_environment, in_child
+
+pytestmark = pytest.mark.filterwarnings(FORK_WARNING)
 
 SMALL = ["data.rows=60", "model.embed_dim=16", "model.ffn_dim=16", "model.num_heads=2", "train.max_updates=2"]
 
 
-def together(*arguments, processes=2, folders=None, typed=""):
-    """Run a verb in processes of one group; return the exit code, stdout and stderr of each."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    shared = {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    shared |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    children = [
-        subprocess.Popen(
-            [sys.executable, "-m", "diffwindow", *map(str, arguments)],
-            env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            cwd=folders[rank] if folders else None,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(processes)
-    ]
-    ends = [child.communicate(typed if rank == 0 else "", timeout=240) for rank, child in enumerate(children)]
-    return [(child.returncode, *end) for child, end in zip(children, ends, strict=True)]
+@pytest.fixture
+def together(tmp_path):
+    def run(*arguments, processes=2, folders=None, typed=""):
+        """Run a verb in processes of one group; return the exit code, stdout and stderr of each."""
+        port = free_port()
+
+        def work(rank):
+            os.environ |= group_environment(rank, processes, port)
+            os.chdir(folders[rank] if folders else ".")
+            for number, name in enumerate(streams):
+                os.dup2(os.open(files[rank][name], os.O_RDWR | os.O_CREAT | os.O_TRUNC * number), number)
+            sys.argv = ["diffwindow", *map(str, arguments)]
+            try:
+                with open(0) as sys.stdin, open(1, "w") as sys.stdout, open(2, "w") as sys.stderr:
+                    main()
+            except SystemExit as end:
+                os._exit(end.code or 0)
+
+        streams = ("in", "out", "err")
+        files = [{name: tmp_path / f"{name}{rank}" for name in streams} for rank in range(processes)]
+        for rank, names in enumerate(files):
+            names["in"].write_text(typed if rank == 0 else "")
+        children = [in_child(lambda rank=rank: work(rank)) for rank in range(processes)]
+        codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+        return [
+            (code, names["out"].read_text(), names["err"].read_text())
+            for code, names in zip(codes, files, strict=True)
+        ]
+
+    return run
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +60,7 @@ def runs(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", ["classifier", "translator"])
-def test_evaluate_gives_one_report_for_any_number_of_processes(runs, name):
+def test_evaluate_gives_one_report_for_any_number_of_processes(together, runs, name):
     ((code, alone, _),) = together("evaluate", runs / name, "--json", processes=1)
     assert code == 0
     first, second = together("evaluate", runs / name, "--json")
@@ -58,7 +69,7 @@ def test_evaluate_gives_one_report_for_any_number_of_processes(runs, name):
     assert second[1] == ""
 
 
-def test_translate_reads_and_writes_in_the_first_process(runs, tmp_path):
+def test_translate_reads_and_writes_in_the_first_process(together, runs):
     typed = "".join(f"{words}\n" for words in ["a b c", "", "b a", "c a b a"])
     ((code, alone, _),) = together("translate", runs / "translator", processes=1, typed=typed)
     assert (code, alone.count("\n")) == (0, 4)
@@ -67,7 +78,7 @@ def test_translate_reads_and_writes_in_the_first_process(runs, tmp_path):
     assert second[:2] == (0, "")
 
 
-def test_a_node_that_does_not_see_the_run_folder_is_told_in_every_process(tmp_path):
+def test_a_node_that_does_not_see_the_run_folder_is_told_in_every_process(together, tmp_path):
     nodes = [tmp_path / "one", tmp_path / "two"]
     for node in nodes:
         node.mkdir()
@@ -81,7 +92,7 @@ def test_a_node_that_does_not_see_the_run_folder_is_told_in_every_process(tmp_pa
     assert not list((nodes[0] / "run").glob(".seen*"))
 
 
-def test_a_mistake_that_the_first_process_finds_is_told_in_every_process(tmp_path, runs):
+def test_a_mistake_that_the_first_process_finds_is_told_in_every_process(together, runs):
     ends = together("train", "agreement", *SMALL, "--out", runs / "classifier", "--resume", "never")
     for code, _, err in ends:
         assert code == 2

@@ -17,7 +17,7 @@ from diffwindow.models.classifier import Classifier
 from diffwindow.models.language_model import LanguageModel
 from diffwindow.models.manifest import verify
 from diffwindow.models.translator import Translator
-from diffwindow.training import trainer
+from diffwindow.training import train as train_module
 from diffwindow.training.logs import read_records
 
 SMALL = [
@@ -35,7 +35,7 @@ def here(tmp_path, monkeypatch):
     """Work in a folder of its own, without data from outside and without drawing."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("DIFFWINDOW_DATA", raising=False)
-    monkeypatch.setattr(trainer, "draw_curves", lambda records, path: None)
+    monkeypatch.setattr(train_module, "draw_curves", lambda records, path: None)
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ def test_a_finished_run_is_found_finished(call, run):
     before = (run / "model/model.safetensors").read_bytes()
     code, said = call("train", "agreement", "--out", run, *SMALL, *SHORT)
     assert code == 0
-    assert "going on from update 6" in said
+    assert "resuming from update 6" in said
     assert (run / "model/model.safetensors").read_bytes() == before
 
 
@@ -144,7 +144,7 @@ def test_a_run_folder_is_enough_to_go_on(call, run):
 def test_other_settings_are_refused(call, run):
     code, said = call("train", "agreement", "--out", run, *SMALL, *SHORT, "train.lr=0.5")
     assert code == 2
-    assert "run was started with train.lr=0.002, not 0.5; choose another --out" in said
+    assert "run was started with train.lr=0.002, not 0.5; choose another folder" in said
 
 
 def test_a_run_that_failed_at_once_does_not_keep_its_folder(call):
@@ -178,7 +178,7 @@ def test_a_finished_run_without_its_checkpoints_is_still_a_run(call, run):
 def test_never_resuming_refuses_a_run(call, run):
     code, said = call("train", "agreement", "--out", run, "--resume", "never", *SMALL, *SHORT)
     assert code == 2
-    assert "run holds a run; choose another --out" in said
+    assert "run holds a run; choose another folder" in said
 
 
 def test_another_vocabulary_is_refused(call, run):
@@ -264,13 +264,14 @@ def test_virtual_gpus_accumulate(call):
     assert json.loads(Path("run/run.json").read_text())["train"]["accumulate"] == 3
 
 
-def test_list_names_every_preset(monkeypatch, capsys):
+def test_list_shows_presets_corpora_and_tables(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["diffwindow", "list"])
     with pytest.raises(SystemExit):
         main()
     out = capsys.readouterr().out
     assert "wmt14-en-de" in out
     assert "200,000 updates of 8 x 4,096 tokens" in out
+    assert out.index("Presets") < out.index("Corpora") < out.index("50,000 reviews") < out.index("\ntable1 ")
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")

@@ -1,9 +1,6 @@
 """A small task with dropout, so that lost randomness shows: does a sequence hold more ones than twos?"""
 
-import os
 import time
-import traceback
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +13,6 @@ from diffwindow.models.weights import write_weights
 from diffwindow.tasks.task import Loss
 from diffwindow.training.config import TrainConfig
 from diffwindow.training.distributed import World
-from diffwindow.training.progress import Silent
 from diffwindow.training.trainer import Trainer
 
 
@@ -102,29 +98,10 @@ def fit(
 ) -> Path:
     """Train in a folder, from where it stands."""
     folder.mkdir(parents=True, exist_ok=True)
-    return Trainer(task or MajorityTask(), settings(**changes), folder, world or World(), Silent()).fit()
+    return Trainer(task or MajorityTask(), settings(**changes), folder, world or World()).fit()
 
 
 def outcome(folder: Path) -> dict[str, bytes]:
     """Give all that a finished run must repeat: checkpoints with weights and optimizer, model, log."""
     files = [*folder.glob("checkpoints/*/*"), *folder.glob("best/*/*"), *folder.glob("model/*")]
     return {str(path.relative_to(folder)): path.read_bytes() for path in [*files, folder / "log.jsonl"]}
-
-
-# a forked child has torch loaded already, and no thread of these tests holds a lock while they fork
-FORK_WARNING = "ignore:.*multi-threaded, use of fork:DeprecationWarning"
-
-
-def in_child(action: Callable[[], object]) -> int:
-    """Start a child process that does something, and exits with 0 if that went well; give its id."""
-    child = os.fork()
-    if child:
-        return child
-    code = 1
-    try:
-        action()
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        os._exit(code)

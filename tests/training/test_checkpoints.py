@@ -9,10 +9,11 @@ import torch
 from diffwindow.models import manifest as manifest_module
 from diffwindow.models.manifest import CheckpointError, FormatError
 from diffwindow.models.weights import write_weights
-from diffwindow.training.checkpoints import Shelf, read_checkpoint, write_checkpoint
+from diffwindow.training.checkpoints import Checkpoints, read_checkpoint, write_checkpoint
 from diffwindow.training.failures import TrainingError
-from diffwindow.training.logs import Journal
-from samples.majority_task import FORK_WARNING, MajorityTask, fit, in_child, outcome
+from diffwindow.training.logs import RunLogs
+from samples.majority_task import MajorityTask, fit, outcome
+from samples.processes import FORK_WARNING, in_child
 
 NOBODY = 65534
 
@@ -70,7 +71,7 @@ def test_a_damaged_newest_checkpoint_is_reported_and_the_one_before_used(tmp_pat
     newest = tmp_path / "cut/checkpoints/00000020/state.safetensors"
     newest.write_bytes(newest.read_bytes()[:-1])
     told: list[str] = []
-    found = Shelf(tmp_path / "cut/checkpoints").newest(told.append)
+    found = Checkpoints(tmp_path / "cut/checkpoints").newest(told.append)
     assert found is not None
     assert found.state["update"] == 15
     assert "00000020/state.safetensors is damaged" in told[0]
@@ -177,5 +178,5 @@ def _message(folder: Path) -> str:
 def test_deep_nesting_in_timings_is_cut_off(tmp_path):
     good = b'{"update": 1}\n'
     (tmp_path / "timing.jsonl").write_bytes(good + b"[" * 100_000 + b"]" * 100_000 + b"\n")
-    Journal(tmp_path, update=5).close()
+    RunLogs(tmp_path, update=5).close()
     assert (tmp_path / "timing.jsonl").read_bytes() == good

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +13,8 @@ from diffwindow.models.weights import read_weights
 from diffwindow.training.distributed import connected
 from diffwindow.training.failures import Interrupted, TrainingError
 from diffwindow.training.logs import read_records
-from samples.majority_task import FORK_WARNING, MajorityTask, fit, in_child
+from samples.majority_task import MajorityTask, fit
+from samples.processes import FORK_WARNING, free_port, group_environment, in_child
 
 pytestmark = pytest.mark.filterwarnings(FORK_WARNING)
 CHANGES = {"max_updates": 12, "watch": "accuracy", "final": "best"}
@@ -37,13 +37,10 @@ class Signalled(MajorityTask):
 
 def two_processes(folder: Path, second: MajorityTask) -> list[int]:
     """Train in two processes, the second with a task of its own; give how they ended."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = free_port()
 
     def work(rank: int) -> None:
-        os.environ |= {"WORLD_SIZE": "2", "RANK": str(rank), "LOCAL_RANK": str(rank)}
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}
+        os.environ |= group_environment(rank, 2, port)
         try:
             with connected("cpu") as world:
                 fit(folder, second if rank else MajorityTask(), world, **CHANGES)

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from samples.majority_task import FORK_WARNING, MajorityTask, fit, in_child, outcome
+from samples.majority_task import MajorityTask, fit, outcome
+from samples.processes import FORK_WARNING, in_child
 
 pytestmark = pytest.mark.filterwarnings(FORK_WARNING)
 CHANGES = {"final": "average", "average_last": 3, "accumulate": 2}

@@ -4,13 +4,14 @@ import torch
 from diffwindow.models.build import build_model
 from diffwindow.tasks.presets import NAMES
 from diffwindow.tasks.registry import TASKS
-from diffwindow.training.overrides import differences, resolve
+from diffwindow.training.config import differences
+from diffwindow.training.overrides import resolve
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_preset_builds(name):
     config = resolve(name)
-    fields = {"vocab_size": 100, **config.model_settings}
+    fields = {"vocab_size": 100, **config.model_options}
     with torch.device("meta"):
         model = build_model(TASKS[config.task.kind][1].read(fields))
     assert sum(parameter.numel() for parameter in model.parameters()) > 0
@@ -40,9 +41,9 @@ def test_flags_win_over_overrides_and_those_over_the_preset():
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("train.max_update=3", "no setting 'train.max_update'; did you mean 'train.max_updates'"),
-        ("max_updates=3", "no setting 'max_updates'; did you mean 'train.max_updates'"),
-        ("train.zzz=3", "no setting 'train.zzz'; train has max_updates"),
+        ("train.max_update=3", "no key 'train.max_update'; did you mean 'train.max_updates'"),
+        ("max_updates=3", "no key 'max_updates'; did you mean 'train.max_updates'"),
+        ("train.zzz=3", "no key 'train.zzz'; train has max_updates"),
         ("train.max_updates=many", "train.max_updates='many'"),
         ("train.max_updates=0", "greater than or equal to 1"),
         ("train.final=mean", "'last', 'best' or 'average'"),
@@ -81,14 +82,17 @@ def test_a_file_changes_a_preset(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("preset: sst2\ntrain:\n  seed: 1\n  max_update: 7\n", "mine.yaml:4: there is no setting"),
+        ("preset: sst2\ntrain:\n  seed: 1\n  max_update: 7\n", "mine.yaml:4: there is no key"),
         ("preset: sst2\ntrain:\n  max_updates: x\n", "mine.yaml:3: train.max_updates='x'"),
         ("preset: sst2\nmodel: {embed_dim: 9}\n", "mine.yaml:2: "),
+        ("preset: sst2\nattention: Enc(AW)\nmodel:\n  dropout: 0\n  embed_dim: 9\n", "mine.yaml:5: "),
+        ("preset: sst2\nattention: Enc(Q)\nmodel:\n  embed_dim: 8\n", "mine.yaml:2: "),
+        ("preset: reorder\ntrain:\n  seed: 1\n  keep_last: 2\n", "mine.yaml:4: train.average_last=5 needs"),
         ("preset: sst2\ntrain:\n\t- 1\n", "mine.yaml:3: not valid YAML"),
-        ("- 1\n", "mine.yaml: settings are sections"),
-        ("", "mine.yaml: settings are sections"),
+        ("- 1\n", "mine.yaml: a config has sections"),
+        ("", "mine.yaml: a config has sections"),
         ("preset: sst2\ntrain: {lr: !rate 3}\n", "mine.yaml:2: not valid YAML"),
-        ("task: {kind: lm}\ndata: {corpus: lm1b}\n", "mine.yaml: the setting 'train' is missing"),
+        ("task: {kind: lm}\ndata: {corpus: lm1b}\n", "mine.yaml: the key 'train' is missing"),
     ],
 )
 def test_a_mistake_in_a_file_is_named_with_its_line(tmp_path, text, message):
@@ -104,12 +108,14 @@ def test_a_missing_file_is_one_sentence():
         resolve("none.yaml")
 
 
-def test_a_mistake_of_several_settings_names_them_and_no_other():
-    with pytest.raises(ValueError, match=r"^train.final=best and train.patience need validations"):
+def test_a_mistake_of_several_keys_names_them_and_the_override():
+    with pytest.raises(
+        ValueError, match=r"^train.valid_every=null: train.final=best and train.patience need validations"
+    ):
         resolve("sst2", ["train.max_updates=5", "train.valid_every=null"])
 
 
-def test_settings_are_kept_as_the_model_reads_them():
+def test_values_are_kept_as_the_model_reads_them():
     one = resolve("sst2", ["attention=Enc(AW, Seg)", "model.dropout=1e-1"])
     other = resolve("sst2", ["attention=Enc(AW,Seg=5)", "model.dropout=0.1"])
     assert one == other
@@ -142,6 +148,6 @@ def test_a_name_cannot_lead_out_of_its_folder(name):
         resolve("agreement", (), {"name": name})
 
 
-def test_settings_are_numbers_that_json_has():
+def test_values_are_numbers_that_json_has():
     with pytest.raises(ValueError, match=r"train\.max_loss=inf"):
         resolve("agreement", ["train.max_loss=.inf"])

@@ -33,7 +33,7 @@ class AllBad(MajorityTask):
 
 
 def test_a_run_that_left_out_every_update_fails(tmp_path):
-    with pytest.raises(TrainingError, match="all 12 updates were bad and left out; begin a new run"):
+    with pytest.raises(TrainingError, match="all 12 updates were bad and skipped; start a new run"):
         fit(tmp_path, AllBad(training=True), on_bad_loss="skip", max_updates=12)
     assert not (tmp_path / "model").exists()
     # every record is JSON without NaN
@@ -124,3 +124,4 @@ def test_training_goes_on_without_stderr(tmp_path, monkeypatch, stderr):
     times = ["train.max_updates=2", "train.log_every=1", "train.max_tokens=400", "train.device=cpu"]
     train(resolve("agreement", [*sizes, *times]), tmp_path / "run")
     assert (tmp_path / "run/model/model.safetensors").is_file()
+    assert (tmp_path / "run/curves.png").read_bytes().startswith(b"\x89PNG")

@@ -7,12 +7,12 @@ import torch
 
 from diffwindow.data.batching import TokenBatches
 from diffwindow.models.weights import average_weights, read_weights
+from diffwindow.progress import show_progress
 from diffwindow.tasks.task import Loss
-from diffwindow.training.batch_loader import Feed
+from diffwindow.training.batch_loader import BatchLoader
 from diffwindow.training.distributed import World
 from diffwindow.training.failures import Interrupted, TrainingError
 from diffwindow.training.logs import read_records
-from diffwindow.training.progress import Silent, Terminal
 from diffwindow.training.trainer import Trainer
 from samples.majority_task import MajorityTask, fit, outcome, settings
 
@@ -120,8 +120,8 @@ def test_what_the_first_validation_needs_is_asked_before_training(tmp_path):
 
 
 def test_examples_that_are_too_long_are_told_of(tmp_path, capsys):
-    with Terminal(30) as screen:
-        Trainer(MajorityTask(), settings(max_tokens=8), tmp_path, World(), screen).fit()
+    with show_progress() as progress:
+        Trainer(MajorityTask(), settings(max_tokens=8), tmp_path, World(), progress).fit()
     lengths = MajorityTask().lengths("train")[0]
     assert f"{(lengths > 8).sum()} training examples are longer than train.max_tokens=8" in (
         capsys.readouterr().err
@@ -133,15 +133,15 @@ def test_gradients_are_those_of_the_mean_over_all_units(tmp_path, accumulate):
     """However the rows of an update are divided into batches, its gradients are those of their union."""
     task = MajorityTask(dropout=0.0)
     config = settings(accumulate=accumulate)
-    updater = Trainer(task, config, tmp_path, World(), Silent())._updater
+    updater = Trainer(task, config, tmp_path, World())._updater
     sampler = TokenBatches(task.lengths("train"), max_tokens=config.max_tokens, seed=config.seed)
-    with Feed(task, sampler, World(), accumulate) as feed:
-        step = next(feed)
-    union = task.collate("train", np.concatenate(step.rows))
+    with BatchLoader(task, sampler, World(), accumulate) as loader:
+        work = next(loader)
+    union = task.collate("train", np.concatenate(work.rows))
     (task.loss(updater.model, union).total / union.units).backward()
     expected = [parameter.grad.clone() for parameter in updater.model.parameters()]
     updater.model.zero_grad()
-    updater._accumulate(1, step, union.units)
+    updater._accumulate(1, work, union.units)
     for parameter, gradient in zip(updater.model.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.grad, gradient)
 
@@ -189,7 +189,7 @@ def test_gradients_that_are_not_finite_are_skipped_too(tmp_path):
 
 def test_a_run_that_skips_everything_stops(tmp_path):
     changes = {"on_bad_loss": "skip", "max_updates": 1000, "save_every": 10}
-    with pytest.raises(TrainingError, match=r"last 100 updates were all bad.*begin a new run"):
+    with pytest.raises(TrainingError, match=r"last 100 updates were all bad.*start a new run"):
         fit(tmp_path, BadGradients(11, 1000), **changes)
     # nor does it go on by being started again
     with pytest.raises(TrainingError, match=r"last 100 updates were all bad"):
@@ -260,9 +260,8 @@ def test_timings_that_a_power_cut_tore_do_not_keep_a_run_from_going_on(tmp_path,
     assert len(read_records(tmp_path / "cut/timing.jsonl")) == 30 // 4
 
 
-def test_writes_curves_and_events(tmp_path):
+def test_writes_events(tmp_path):
     fit(tmp_path)
-    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert list((tmp_path / "tensorboard").glob("events*"))
 
 

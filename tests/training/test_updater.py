@@ -8,7 +8,7 @@ from diffwindow.attention.baselines import mean_span
 from diffwindow.data.corpora import recipe_of
 from diffwindow.data.prepare import prepare
 from diffwindow.tasks.registry import model_config, task_of
-from diffwindow.training.batch_loader import Step
+from diffwindow.training.batch_loader import UpdateBatches
 from diffwindow.training.config import TrainConfig
 from diffwindow.training.distributed import World
 from diffwindow.training.updater import Objective, Updater
@@ -50,8 +50,8 @@ def test_an_update_charges_once_however_it_is_accumulated(store, shares):
     gradients = []
     for penalty in (0.0, 0.5):
         updater = Updater(task, model, config.model_copy(update={"span_penalty": penalty}), World())
-        step = Step([task.collate("train", rows) for rows in places], list(places), None)
-        updater._accumulate(1, step, 6)
+        work = UpdateBatches([task.collate("train", rows) for rows in places], list(places), None)
+        updater._accumulate(1, work, 6)
         gradients.append([p.grad.clone() for n, p in model.named_parameters() if "span_logit" in n])
         model.zero_grad(set_to_none=True)
     # d/dlogit of 0.5 · 64 · the mean over 2 heads of sigmoid(-4), in both layers

@@ -25,7 +25,7 @@ app.command("translate")(translate.translate)
 app.command("generate")(translate.generate)
 app.command("demo")(demo.demo)
 app.command("average")(train.average)
-app.command("list")(train.list_presets)
+app.command("list")(train.list_all)
 app.command("reproduce")(reproduce.reproduce)
 app.command("prepare")(data.prepare)
 app.add_typer(data.app, name="data")
@@ -47,6 +47,6 @@ def options(
 
 
 def main() -> None:
-    """Run the command line; a mistake of its user is one sentence and exit code 2."""
+    """Run the command line; print a user's mistake as one sentence and exit with code 2."""
     with lossy_stderr(), spoken():
         app()

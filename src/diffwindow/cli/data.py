@@ -115,17 +115,17 @@ def _existing(path: Path | None, option: str = "") -> Path:
 def _run(
     recipe: Recipe, out: Path, tokenizer: Path | None, workers: int | None, *, skip_bad: bool, dry_run: bool
 ) -> None:
-    from diffwindow.cli.progress import shown
     from diffwindow.data.lines import BadRowError
     from diffwindow.data.prepare import estimate, usual_workers
     from diffwindow.data.prepare import prepare as run
+    from diffwindow.progress import show_progress
 
     count = workers or usual_workers(recipe)
     try:
         if dry_run:
             _show_estimate(estimate(recipe, workers=count, skip_bad=skip_bad), count)
             return
-        with shown() as progress:
+        with show_progress() as progress:
             store = run(recipe, out, tokenizer=tokenizer, workers=count, skip_bad=skip_bad, progress=progress)
     except BadRowError as error:
         raise ValueError(f"{error}, or pass --skip-bad to leave such rows out and count them") from None

@@ -42,10 +42,10 @@ def evaluate(
     Several processes share the work: torchrun --nproc-per-node 2 -m diffwindow evaluate …
     """
     from diffwindow.cli.errors import interruptible
-    from diffwindow.cli.progress import shown
     from diffwindow.evaluation.evaluate import compare
     from diffwindow.evaluation.evaluate import evaluate as evaluated
     from diffwindow.files import to_json
+    from diffwindow.progress import show_progress
     from diffwindow.sharing import sharing
     from diffwindow.training.distributed import connected
 
@@ -64,7 +64,7 @@ def evaluate(
         interruptible("nothing was scored"),
         connected("cpu") as world,
         sharing(),
-        shown(wanted=world.main) as progress,
+        show_progress(wanted=world.main) as progress,
     ):
         with world.together():
             store = open_store(run, data)
@@ -113,10 +113,9 @@ def open_trained(folder: Path, device: str) -> Trained:
 def open_store(run: Path, data: Path | None) -> Store:
     """Open the given corpus, or that of the run."""
     from diffwindow.data.store import Store
-    from diffwindow.training.overrides import RUN_CONFIG
-    from diffwindow.training.run_folder import Run
+    from diffwindow.training.run_folder import CONFIG, Run
 
-    if (run / RUN_CONFIG).is_file():
+    if (run / CONFIG).is_file():
         return Run.open(run).open_store(data)
     if not run.exists():
         raise ValueError(f"there is no {run}; give the folder of a run or of a model")
@@ -136,10 +135,9 @@ def search_of(
     """Give the search of a run, with what the command line changes."""
     from diffwindow.decoding.translate import Search
     from diffwindow.training.config import SearchConfig
-    from diffwindow.training.overrides import RUN_CONFIG
-    from diffwindow.training.run_folder import Run
+    from diffwindow.training.run_folder import CONFIG, Run
 
-    own = Run.open(run).config.search if (run / RUN_CONFIG).is_file() else SearchConfig()
+    own = Run.open(run).config.search if (run / CONFIG).is_file() else SearchConfig()
     return Search(
         beam=own.beam if beam is None else beam,
         length_penalty=own.length_penalty if length_penalty is None else length_penalty,

@@ -39,7 +39,7 @@ def reproduce(
         _list()
         return
     from diffwindow.cli.errors import naming_data_option
-    from diffwindow.cli.progress import shown
+    from diffwindow.progress import show_progress
     from diffwindow.reproduce.findings import findings
     from diffwindow.reproduce.report import REPORT, write_report
     from diffwindow.reproduce.runner import done_before, jobs_of, make_stores, outcomes_by_column, run_all
@@ -62,7 +62,7 @@ def reproduce(
     if len(waiting) < len(asked):
         _tell(f"{len(asked) - len(waiting)} of {len(asked)} runs are done already")
     try:
-        with shown() as progress, naming_data_option():
+        with show_progress() as progress, naming_data_option():
             make_stores(waiting, data, progress=progress)
         for outcome in run_all(waiting, processes=jobs or os.cpu_count() or 1, tell=_tell):
             outcomes.append(outcome)

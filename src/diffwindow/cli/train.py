@@ -19,13 +19,14 @@ class Resume(StrEnum):
 
 def train(
     preset: Annotated[
-        str, typer.Argument(help="A preset of `diffwindow list`, a YAML file, or a run to go on with.")
+        str, typer.Argument(help="A preset of `diffwindow list`, a YAML file, or a run to resume.")
     ],
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[key=value]…", help="Settings, as train.max_updates=1000.")
+        list[str] | None,
+        typer.Argument(metavar="[key=value]…", help="Overrides, such as train.max_updates=1000."),
     ] = None,
     attention: Annotated[
-        str | None, typer.Option(help='Which layer gets which attention, as "Enc(AW)-Cr(AW,Seg)-Dec(MW)".')
+        str | None, typer.Option(help='The attention of each layer, such as "Enc(AW)-Cr(AW,Seg)-Dec(MW)".')
     ] = None,
     data: Annotated[
         Path | None, typer.Option(help="A prepared corpus, or a folder with its raw files.")
@@ -34,38 +35,38 @@ def train(
     seed: Annotated[int | None, typer.Option(help="Seed of weights, batches and dropout.")] = None,
     resume: Annotated[
         Resume,
-        typer.Option(help="auto goes on from the newest checkpoint; never refuses a folder with a run."),
+        typer.Option(help="auto resumes from the newest checkpoint; never refuses a folder with a run."),
     ] = Resume.auto,
     virtual_gpus: Annotated[
         int | None,
         typer.Option(min=1, help="Batches per update, over all processes: 8 is the paper's 8 GPUs."),
     ] = None,
 ) -> None:
-    """Train a model in a run folder; the same command goes on where it stopped.
+    """Train a model in a run folder; the same command resumes a run that stopped.
 
     Several processes: torchrun --nproc-per-node 2 -m diffwindow train …
     """
     from diffwindow.cli.errors import training_errors
-    from diffwindow.cli.progress import shown
-    from diffwindow.training.overrides import RUN_CONFIG, resolve
+    from diffwindow.training.overrides import resolve
+    from diffwindow.training.run_folder import CONFIG
     from diffwindow.training.train import train as run
 
-    flags: dict[str, Any] = {"attention": attention, "train.seed": seed}
-    flags["data.path"] = str(data.resolve()) if data else None
-    flags["train.accumulate"] = _per_process(virtual_gpus) if virtual_gpus else None
+    values: dict[str, Any] = {"attention": attention, "train.seed": seed}
+    values["data.path"] = str(data.resolve()) if data else None
+    values["train.accumulate"] = _per_process(virtual_gpus) if virtual_gpus else None
     config = resolve(
-        preset, overrides or (), {name: value for name, value in flags.items() if value is not None}
+        preset, overrides or (), {key: value for key, value in values.items() if value is not None}
     )
-    if config.data.path is None and (known := os.environ.get("DIFFWINDOW_DATA")):
-        config = config.with_data(known)
-    is_run = (Path(preset) / RUN_CONFIG).is_file()
-    own = Path(preset) if is_run else default_folder(config.name, config.attention, config.train.seed)
+    if config.data.path is None and (path := os.environ.get("DIFFWINDOW_DATA")):
+        config = config.with_data(path)
+    is_run = (Path(preset) / CONFIG).is_file()
+    folder = Path(preset) if is_run else default_folder(config.name, config.attention, config.train.seed)
     with training_errors():
-        run(config, out or own, resume=resume is Resume.auto, progress=shown())
+        run(config, out or folder, resume=resume is Resume.auto)
 
 
 def default_folder(name: str, attention: str, seed: int) -> Path:
-    """Give the run folder of an experiment.
+    """Return the run folder to use unless another is given.
 
     >>> default_folder("sst2", "Enc(AW,Seg)", 1).as_posix()
     'runs/sst2-Enc(AW,Seg)-seed1'
@@ -85,16 +86,29 @@ def average(
     last: Annotated[int, typer.Option(min=1, help="How many of the last checkpoints.")] = 5,
     out: Annotated[Path | None, typer.Option(help="The model's folder; RUN/average by default.")] = None,
 ) -> None:
-    """Average the last checkpoints of a run to a model folder."""
-    from diffwindow.training.average import average_run
+    """Write the average of a run's last checkpoints to a model folder."""
+    from diffwindow.training.run_folder import AVERAGE, Run
 
-    target = out or run / "average"
-    updates = average_run(run, last, target)
+    target = out or run / AVERAGE
+    updates = Run.open(run).average(last, target)
     print(f"{target}: the average of updates {', '.join(map(str, updates))}")
 
 
-def list_presets() -> None:
-    """List the presets: task, corpus, model, updates."""
+def list_all() -> None:
+    """List the presets, the corpora and the paper's tables."""
+    from diffwindow.cli.data import list_corpora
+    from diffwindow.reproduce.tables import TABLES
+
+    print("Presets, for `diffwindow train`:")
+    _list_presets()
+    print("\nCorpora, for `diffwindow prepare`:")
+    list_corpora()
+    print("\nTables, for `diffwindow reproduce`; `diffwindow reproduce list` has their rows and costs:")
+    for table in TABLES.values():
+        print(f"{table.name:16} {table.title}")
+
+
+def _list_presets() -> None:
     from diffwindow.tasks.presets import NAMES
     from diffwindow.training.overrides import resolve
 

@@ -110,7 +110,7 @@ def _chunks(lines: Iterator[str], world: World, size: int) -> Iterator[list[str]
         chunk: list[str] = []
         with world.together():
             chunk = list(islice(lines, size))
-        if not (chunk := world.said(chunk)):
+        if not (chunk := world.broadcast(chunk)):
             return
         yield chunk
 

@@ -14,18 +14,10 @@ from diffwindow.data.lines import Audit, CorpusError, Row
 from diffwindow.data.recipe import Recipe, Source
 from diffwindow.data.store import TASKS, Store
 from diffwindow.data.tokenizer import Tokenizer, token_dtype
-from diffwindow.data.vocabulary import (
-    TRAINING_CHARACTERS,
-    Progress,
-    quiet,
-    texts_of,
-    train_vocabulary,
-    trained,
-)
+from diffwindow.data.vocabulary import TRAINING_CHARACTERS, texts_of, train_vocabulary, trained
 from diffwindow.data.writer import Chunk, PartialStore, SplitWriter
 from diffwindow.files import sha256_of
-
-__all__ = ["CHECKPOINT_SECONDS", "Progress", "prepare", "quiet", "usual_workers"]
+from diffwindow.progress import SILENT, Progress
 
 CHECKPOINT_SECONDS = 5.0
 
@@ -37,7 +29,7 @@ def prepare(
     tokenizer: Path | None = None,
     workers: int = 1,
     skip_bad: bool = False,
-    progress: Progress = quiet,
+    progress: Progress = SILENT,
 ) -> Store:
     """Write the store `out`, which appears only when it is whole.
 

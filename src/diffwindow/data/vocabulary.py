@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 
 from diffwindow.data.encoding import CHUNK_ROWS
@@ -12,18 +12,14 @@ from diffwindow.data.lines import Audit, Row
 from diffwindow.data.recipe import Recipe, Vocabulary
 from diffwindow.data.store import TASKS
 from diffwindow.data.tokenizer import Tokenizer, pretokenizers
+from diffwindow.progress import SILENT, Progress
 
-Progress = Callable[[str, float], None]
 # a vocabulary is learned from this much text, spread over the corpus: learning takes some 2 kB of memory for
 # each distinct word, and more text adds rare words only
 TRAINING_CHARACTERS = 50_000_000
 
 
-def quiet(stage: str, fraction: float) -> None:
-    """Show no progress."""
-
-
-def train_vocabulary(recipe: Recipe, *, skip_bad: bool, progress: Progress = quiet) -> Tokenizer:
+def train_vocabulary(recipe: Recipe, *, skip_bad: bool, progress: Progress = SILENT) -> Tokenizer:
     """Learn the recipe's vocabulary from rows spread over its first split, source and target together."""
     source = next(iter(recipe.splits.values()))
     first, total = source.estimated_rows(Audit(skip_bad=True), sample=CHUNK_ROWS)

@@ -9,8 +9,6 @@ from diffwindow.files import replacing
 
 Record = dict[str, Any]
 
-CURVES = "curves.png"
-
 
 def series(records: list[Record], kind: str) -> dict[str, tuple[list[int], list[float]]]:
     """Gather each metric's updates and values.

@@ -47,7 +47,7 @@ def cost(setting: Setting, row: Row) -> Cost:
 def _cost(preset: str, overrides: tuple[str, ...], attention: str, vocab_size: int | None) -> Cost:
     config = resolve(preset, overrides, {"attention": attention})
     vocabulary = {"vocab_size": vocab_size} if vocab_size else {}
-    model = read_config(model_preset(preset).model_dump() | config.model_settings | vocabulary)
+    model = read_config(model_preset(preset).model_dump() | config.model_options | vocabulary)
     parameters = count_parameters(model)
     if config.task.kind == "classification":
         # its embedding is only looked up; the other models make their logits with it

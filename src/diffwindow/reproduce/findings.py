@@ -178,7 +178,8 @@ def _learning(column: Column, folders: Sequence[Path]) -> list[tuple[int, float]
     """Give the validations by update, means over the runs; one without its log is left out."""
     # it takes a moment to import
     from diffwindow.figures.learning_curves import series
-    from diffwindow.training.logs import LOG, read_records
+    from diffwindow.training.logs import read_records
+    from diffwindow.training.run_folder import LOG
 
     name, factor = ("accuracy", 100.0) if column.metric == "accuracy" else ("perplexity", 1.0)
     logs = [read_records(folder / LOG) for folder in folders if (folder / LOG).exists()]

@@ -137,7 +137,8 @@ def figure(column: Column, metrics: Result) -> float:
 
 def _speed(folder: Path) -> float | None:
     """Give the median of the updates a second that the run logged."""
-    from diffwindow.training.logs import TIMING, read_records
+    from diffwindow.training.logs import read_records
+    from diffwindow.training.run_folder import TIMING
 
     speeds = [record["updates_per_s"] for record in read_records(folder / TIMING)]
     return statistics.median(speeds) if speeds else None

@@ -10,17 +10,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from diffwindow.data.corpora import recipe_of
-from diffwindow.data.prepare import Progress, prepare, quiet
+from diffwindow.data.prepare import prepare
 from diffwindow.data.recipe import Recipe
 from diffwindow.data.store import TASKS
 from diffwindow.metrics.outcomes import Terms
 from diffwindow.processes import end_with_parent
+from diffwindow.progress import SILENT, Progress
 from diffwindow.reproduce.job import Job, Result, outcomes_of, result_of, run
 from diffwindow.reproduce.scales import Scale, Setting
 from diffwindow.reproduce.table import Table
 
 
-def make_store(setting: Setting, store: Path, data: Path | None, *, progress: Progress = quiet) -> None:
+def make_store(setting: Setting, store: Path, data: Path | None, *, progress: Progress = SILENT) -> None:
     """Make a setting's store from the raw files in `data`, unless it is there."""
     if not store.exists():
         store.parent.mkdir(parents=True, exist_ok=True)
@@ -79,7 +80,7 @@ def done_before(jobs: Sequence[Job]) -> list[Outcome]:
     return [Outcome(job, result) for job in jobs if (result := result_of(job)) is not None]
 
 
-def make_stores(jobs: Sequence[Job], data: Path | None, *, progress: Progress = quiet) -> None:
+def make_stores(jobs: Sequence[Job], data: Path | None, *, progress: Progress = SILENT) -> None:
     """Make the corpora that jobs need, each once."""
     for setting, store in dict.fromkeys((job.setting, job.store) for job in jobs):
         make_store(setting, store, data, progress=progress)

@@ -49,7 +49,7 @@ def _timed(step: Callable[[], None]) -> float:
 
 def _stepper(config: Config, store: Store) -> Callable[[], None]:
     """Give a function that makes an update; functions of one corpus walk through the same batches."""
-    task: Any = task_of(store, model_config(store, config.model_settings), config.task.options)
+    task: Any = task_of(store, model_config(store, config.model_options), config.task.options)
     model = task.build_model()
     optimizer = make_optimizer(model, config.train)
     sampler = TokenBatches(task.lengths("train"), max_tokens=config.train.max_tokens, seed=1)

@@ -1,4 +1,4 @@
-"""Training: settings, the loop, checkpoints and the run folder; of a task it knows the protocol alone."""
+"""Training: config, loop, checkpoints and run folder; it knows a task only by its protocol."""
 
 from diffwindow.extras import require
 

@@ -1,4 +1,4 @@
-"""Batches for the loop, collated ahead by a thread."""
+"""BatchLoader: the batches of each update, collated ahead by a thread."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ AHEAD = 3
 
 
 @dataclass(frozen=True)
-class Step(Generic[B]):
-    """The batches of an update that are this process's, their rows, and the sampler's state after it."""
+class UpdateBatches(Generic[B]):
+    """The batches of one update in this process, their rows, and the sampler's state after them."""
 
     batches: list[B]
     rows: list[np.ndarray]
     state: dict[str, int]
 
 
-class Feed(Generic[B]):
-    """Yield the steps of a run without end.
+class BatchLoader(Generic[B]):
+    """Yield the batches of one update after another, without end.
 
-    Every process walks the same sequence of batches and collates each `world.size`-th, so that an update is
-    the same set of batches however many processes share it, and one state serves them all.
+    Every process walks the same sequence of batches and collates every `world.size`-th of them. So an update
+    has the same batches for any number of processes, and one sampler state is enough for all.
     """
 
     def __init__(self, task: Task[B], sampler: TokenBatches, world: World, accumulate: int) -> None:
@@ -41,7 +41,7 @@ class Feed(Generic[B]):
         self._sampler = sampler
         self._world = world
         self._count = world.size * accumulate
-        self._ready: queue.Queue[Step[B] | BaseException] = queue.Queue(AHEAD)
+        self._ready: queue.Queue[UpdateBatches[B] | BaseException] = queue.Queue(AHEAD)
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._work, name="batches", daemon=True)
 
@@ -55,11 +55,11 @@ class Feed(Generic[B]):
         self._closed.set()
         self._thread.join()
 
-    def __next__(self) -> Step[B]:
-        found = self._ready.get()
-        if isinstance(found, BaseException):
-            raise found
-        return found
+    def __next__(self) -> UpdateBatches[B]:
+        item = self._ready.get()
+        if isinstance(item, BaseException):
+            raise item
+        return item
 
     def _work(self) -> None:
         try:
@@ -67,15 +67,15 @@ class Feed(Generic[B]):
             while not self._closed.is_set():
                 rows = [next(indices) for _ in range(self._count)][self._world.rank :: self._world.size]
                 batches = [self._task.collate("train", chosen) for chosen in rows]
-                self._put(Step(batches, rows, self._sampler.state()))
-        except BaseException as error:  # told to the loop, which raises it
+                self._put(UpdateBatches(batches, rows, self._sampler.state()))
+        except BaseException as error:  # passed to the training loop, which raises it
             self._put(error)
 
     def _endless(self) -> Iterator[np.ndarray]:
         while True:
             yield from self._sampler
 
-    def _put(self, item: Step[B] | BaseException) -> None:
+    def _put(self, item: UpdateBatches[B] | BaseException) -> None:
         while not self._closed.is_set():
             try:
                 self._ready.put(item, timeout=0.2)

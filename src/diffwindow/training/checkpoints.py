@@ -1,4 +1,4 @@
-"""A folder written whole or not at all, whose hashes are checked before anything in it is used."""
+"""Checkpoints: folders written whole or not at all, whose hashes are checked before they are used."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STATE = "state.safetensors"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """An opened, verified checkpoint: the model's weights, the loop's tensors, its plain state."""
+    """A verified checkpoint: the model's weights, the other tensors of the run, and its plain state."""
 
     folder: Path
     weights: dict[str, Tensor]
@@ -31,7 +31,7 @@ class Checkpoint:
 def write_checkpoint(
     folder: Path, save_model: Callable[[Path], None], tensors: dict[str, Tensor], state: dict[str, Any]
 ) -> None:
-    """Write a checkpoint beside `folder`, flush it to disk, then give it its name."""
+    """Write a checkpoint beside `folder`, flush it to disk, then rename it to `folder`."""
     temporary = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
@@ -62,7 +62,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 
 
 def _rename(temporary: Path, folder: Path) -> None:
-    """Rename a folder over another; what was there is moved aside first and then removed."""
+    """Replace a folder by another; the old one is moved aside first and removed last."""
     old = folder.with_name(f".{folder.name}.old")
     _remove(old)
     if folder.exists() or folder.is_symlink():
@@ -73,27 +73,24 @@ def _rename(temporary: Path, folder: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Remove a folder, or a link to one but not what it points to."""
+    """Remove a folder; of a link to one, only the link."""
     if path.is_symlink():
         path.unlink()
     shutil.rmtree(path, ignore_errors=True)
 
 
-Tell = Callable[[str], None]
-
-
-class Shelf:
-    """A folder of checkpoints named by their update, as `checkpoints/00000100`."""
+class Checkpoints:
+    """A folder of checkpoints, each named by its update, such as `checkpoints/00000100`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def path(self, update: int) -> Path:
-        """Give the folder of an update's checkpoint."""
+        """Return the checkpoint folder of an update."""
         return self.folder / f"{update:08d}"
 
     def updates(self) -> list[int]:
-        """Give the updates that have a checkpoint, in order."""
+        """Return the updates that have a checkpoint, in order."""
         if not self.folder.is_dir():
             return []
         return sorted(int(path.name) for path in self.folder.iterdir() if path.name.isdigit())
@@ -108,15 +105,15 @@ class Shelf:
         """Write the checkpoint of an update."""
         write_checkpoint(self.path(update), save_model, tensors, state)
 
-    def newest(self, tell: Tell) -> Checkpoint | None:
-        """Read the newest good checkpoint; damaged ones after it are reported and put aside.
+    def newest(self, note: Callable[[str], None]) -> Checkpoint | None:
+        """Read the newest good checkpoint; report newer, damaged ones with `note` and rename them.
 
-        None is good: that is an error, and all stay where they are. None is there: a run begins.
+        Raise if every checkpoint is damaged; return None if there are none.
         """
         damaged: list[tuple[Path, CheckpointError]] = []
         for update in reversed(self.updates()):
             try:
-                found = read_checkpoint(self.path(update))
+                checkpoint = read_checkpoint(self.path(update))
             except CheckpointError as error:
                 damaged.append((self.path(update), error))
                 continue
@@ -124,35 +121,38 @@ class Shelf:
                 aside = path.with_name(f"{path.name}.damaged")
                 shutil.rmtree(aside, ignore_errors=True)
                 path.rename(aside)
-                tell(f"{problem}; put aside as {aside.name}, going on from one before it")
-            return found
+                note(f"{problem}; renamed to {aside.name}, resuming from an earlier checkpoint")
+            return checkpoint
         if damaged:
             raise CheckpointError(
                 f"{damaged[0][1]}, and {self.folder} has no good checkpoint; restore one, or remove "
-                "the folder to begin again"
+                "the folder to start again"
             )
         return None
 
     def scheduled(self, every: int) -> list[int]:
-        """Give the updates of the schedule and the newest: one saved on a signal before it is left out."""
+        """Return the updates that are multiples of `every`, and the newest.
+
+        Others were saved when a signal stopped the run, and are no part of an average.
+        """
         updates = self.updates()
         return [update for update in updates if update % every == 0 or update == updates[-1]]
 
     def average(self, updates: Sequence[int]) -> dict[str, Tensor]:
-        """Average the weights of checkpoints, each verified first."""
+        """Return the average weights of checkpoints; each is verified first."""
         for update in updates:
             verify(self.path(update))
         return average_weights([self.path(update) / WEIGHTS for update in updates])[0]
 
     def prune(self, keep: Collection[int]) -> None:
-        """Remove all checkpoints but some."""
+        """Remove all checkpoints except those of the updates in `keep`."""
         for update in self.updates():
             if update not in keep:
                 shutil.rmtree(self.path(update))
 
     def last_good(self) -> str:
-        """Say which checkpoint a run would go on from."""
+        """Return a sentence that names the checkpoint that the run would resume from."""
         updates = self.updates()
         if not updates:
             return "there is no checkpoint yet"
-        return f"the checkpoint of update {updates[-1]} is good, and the same command goes on from it"
+        return f"the checkpoint of update {updates[-1]} is good, and the same command resumes from it"

@@ -1,11 +1,17 @@
-"""What a run is: its data, model, loss and loop, typed; a key that does not exist is an error."""
+"""Config: everything that decides what a run does, typed and checked."""
 
 from __future__ import annotations
 
+import difflib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from diffwindow.models.config import quoted
+from diffwindow.tasks.registry import TASKS
 from diffwindow.tasks.task import TaskOptions
 
 Count = Annotated[int, Field(ge=1)]
@@ -14,27 +20,27 @@ Positive = Annotated[float, Field(gt=0.0)]
 NonNegative = Annotated[float, Field(ge=0.0)]
 Momentum = Annotated[float, Field(ge=0.0, lt=1.0)]
 
-Kind = Literal["translation", "classification", "lm"]
+TaskKind = Literal["translation", "classification", "lm"]
 Schedule = Literal["inverse_sqrt", "constant", "linear", "cosine"]
 Precision = Literal["fp32", "bf16", "fp16", "auto"]
 Final = Literal["last", "best", "average"]
 
 
 def _file_name(name: str) -> str:
-    """Return a name that can be that of a folder; raise for one that leads elsewhere."""
+    """Return the name if a folder can have it; raise if it is a path."""
     if not name.strip() or name.startswith(".") or any(not c.isprintable() or c in "/\\:" for c in name):
-        raise ValueError("a name has no slash, no colon, and no dot at its beginning")
+        raise ValueError("a name has no slash, no colon, and does not begin with a dot")
     return name
 
 
 class Section(BaseModel):
-    """A frozen part of the settings that knows all of its keys."""
+    """A section of the config: frozen, and an unknown key is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class DataConfig(Section):
-    """Which corpus; `path` is a prepared store or raw files, `rows` and `seed` shape a generated one."""
+    """The corpus; `path` is a store or raw files, `rows` and `seed` are for a generated corpus."""
 
     corpus: str
     path: str | None = None
@@ -43,22 +49,22 @@ class DataConfig(Section):
 
 
 class TaskConfig(TaskOptions):
-    """The kind of task, and its options."""
+    """The kind of task and its options."""
 
-    kind: Kind
+    kind: TaskKind
 
     @property
     def options(self) -> TaskOptions:
-        """Give the options without the kind."""
+        """Return the options without the kind."""
         return TaskOptions(**self.model_dump(exclude={"kind"}))
 
 
 class TrainConfig(Section):
-    """The loop. Updates, not epochs, are its clock.
+    """The training loop, measured in updates, not epochs.
 
-    An update takes `accumulate` batches in each process, each of at most `max_tokens` padded tokens.
-    `patience` counts validations without a better `watch`; None never stops early. `span_penalty` is the
-    cost per token of each key of a layer's mean learned span (`Span`); other attentions have none.
+    An update has `accumulate` batches per process, each of at most `max_tokens` padded tokens. `patience`
+    counts validations without a better `watch`; with None, a run never stops early. `span_penalty` is added
+    to the loss per token for each key of a layer's mean learned span (`Span`); other attentions have none.
     """
 
     max_updates: Count
@@ -113,7 +119,7 @@ class TrainConfig(Section):
 
 
 class SearchConfig(Section):
-    """How a trained model decodes; what `evaluate` and `translate` take when not told otherwise."""
+    """How the trained model decodes by default."""
 
     beam: Count = 5
     length_penalty: float = 0.6
@@ -134,10 +140,136 @@ class Config(Section):
     search: SearchConfig = SearchConfig()
 
     def with_data(self, path: str) -> Config:
-        """Give the same settings with the corpus at another place."""
+        """Return the same config with another path of the corpus."""
         return self.model_copy(update={"data": self.data.model_copy(update={"path": path})})
 
     @property
-    def model_settings(self) -> dict[str, Any]:
-        """Give the model's fields, the attention among them."""
+    def model_options(self) -> dict[str, Any]:
+        """Return the fields of the model's config, including the attention."""
         return {**self.model, "attention": self.attention}
+
+
+Keys = tuple[str, ...]
+
+
+@dataclass
+class Draft:
+    """The values of a config before they are checked, and where each was set: in `source` unless noted."""
+
+    values: dict[str, Any]
+    source: str = ""
+    places: dict[Keys, str] = field(default_factory=dict)
+
+    def put(self, path: Keys, value: Any, place: str) -> None:
+        """Set one value, and make the sections around it."""
+        section = self.values
+        for depth, name in enumerate(path[:-1], 1):
+            section = section.setdefault(name, {})
+            if not isinstance(section, dict):
+                raise ValueError(f"{place}: {'.'.join(path[:depth])} is a value, not a section")
+        section[path[-1]] = value
+        self.places[path] = place
+
+    def place(self, path: Keys) -> str:
+        """Return where a key, or else the nearest section around it, was set."""
+        for depth in range(len(path), 0, -1):
+            if path[:depth] in self.places:
+                return self.places[path[:depth]]
+        inside = [place for key, place in self.places.items() if key[: len(path)] == path]
+        return inside[0] if inside else self.source
+
+    def place_named_in(self, message: str, section: str) -> str:
+        """Return where the first key of a section that a message names was set."""
+        named = [
+            (message.index(key[-1]), place)
+            for key, place in self.places.items()
+            if key[:-1] == (section,) and re.search(rf"\b{re.escape(key[-1])}\b", message)
+        ]
+        return min(named)[1] if named else ""
+
+
+def checked(draft: Draft) -> Config:
+    """Return a draft as a Config; raise a ValueError of one sentence about its first mistake."""
+    try:
+        config = Config.model_validate(draft.values)
+    except ValidationError as error:
+        raise ValueError(_sentence(error, draft)) from None
+    _, model_config = TASKS[config.task.kind]
+    try:
+        # the corpus decides the vocabulary; any number shows whether the rest fits together
+        read = model_config.read({"vocab_size": 4, **config.model_options})
+    except ValueError as error:
+        key = "attention" if ("attention",) in draft.places else "model"
+        place = draft.place_named_in(str(error), "model") or draft.place((key,))
+        raise ValueError(_placed(place, str(error))) from None
+    # as the model spells them, so that a resumed run takes Enc(AW, Seg) for Enc(AW,Seg)
+    fields = {name: getattr(read, name) for name in config.model}
+    return config.model_copy(update={"attention": read.attention, "model": fields})
+
+
+def _placed(place: str, message: str) -> str:
+    return f"{place}: {message}" if place else message
+
+
+def _sentence(error: ValidationError, draft: Draft) -> str:
+    """Describe the first mistake: where it is, what it is, and the nearest right name."""
+    first = error.errors()[0]
+    path = tuple(str(part) for part in first["loc"] if not isinstance(part, int))
+    name, place = ".".join(path), draft.place(path)
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "extra_forbidden":
+        return _placed(place, f"there is no key {name!r}; {_nearest(path)}")
+    if first["type"] == "missing" and len(path) < len(first["loc"]):
+        return _placed(place, f"{name}={quoted(first['input'])} has too few values")
+    if first["type"] == "missing":
+        return _placed(place, f"the key {name!r} is missing")
+    if first["type"] == "value_error":
+        # a mistake of a whole section names its keys in the message
+        return _placed(
+            draft.place_named_in(message, name) or (draft.source if name == "train" else place), message
+        )
+    value = f"{name}={quoted(first['input'])}"
+    # the place of an override is its own text
+    return f"{value}: {message}" if place == value else _placed(place, f"{value}: {message}")
+
+
+def _nearest(path: Keys) -> str:
+    """Suggest the key that was meant: the same name in another section, or a similar one in this."""
+    keys = list(_keys(Config))
+    section = ".".join(path[:-1])
+    inside = [other.rpartition(".")[2] for other in keys if other.rpartition(".")[0] == section]
+    elsewhere = [other for other in keys if other.rpartition(".")[2] == path[-1]]
+    similar = [".".join((*path[:-1], name)) for name in difflib.get_close_matches(path[-1], inside, n=1)]
+    if elsewhere or similar:
+        return f"did you mean {(elsewhere or similar)[0]!r}?"
+    return f"{section or 'the top level'} has {', '.join(inside)}"
+
+
+def _keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    for name, info in model.model_fields.items():
+        yield prefix + name
+        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
+            yield from _keys(info.annotation, f"{prefix}{name}.")
+
+
+def differences(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:
+    """Return the keys whose values differ, with the old and the new value."""
+    before, after = _flat(_completed(old)), _flat(_completed(new))
+    names = [*before, *(name for name in after if name not in before)]
+    return {
+        name: (before.get(name), after.get(name)) for name in names if before.get(name) != after.get(name)
+    }
+
+
+def _completed(config: Config) -> dict[str, Any]:
+    """Return all values; fields of the model that an older version did not write have their defaults."""
+    _, model = TASKS[config.task.kind]
+    defaults = {name: field.default for name, field in model.model_fields.items() if not field.is_required()}
+    return config.model_dump() | {"model": defaults | config.model}
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return flat

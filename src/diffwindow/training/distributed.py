@@ -1,4 +1,4 @@
-"""One process or many: who we are, where tensors live, and sums over all processes."""
+"""The processes of a run: rank, device, and communication between them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class World:
-    """The processes of a run; rank 0 alone writes."""
+    """The processes of a run; only rank 0 writes."""
 
     rank: int = 0
     size: int = 1
@@ -33,25 +33,25 @@ class World:
 
     @property
     def main(self) -> bool:
-        """Say whether this is the process that writes."""
+        """Return whether this is rank 0, the process that writes."""
         return self.rank == 0
 
     def total(self, tensor: Tensor) -> Tensor:
-        """Add a tensor up over all processes, in place."""
+        """Sum a tensor over all processes, in place."""
         if self.size > 1:
             dist.all_reduce(tensor)
         return tensor
 
-    def shared(self, values: list[float]) -> list[float]:
-        """Give rank 0's numbers to all."""
+    def broadcast_numbers(self, values: list[float]) -> list[float]:
+        """Return rank 0's numbers in all processes."""
         if self.size == 1:
             return values
         tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
         dist.broadcast(tensor, 0)
         return [float(value) for value in tensor]
 
-    def said(self, value: T) -> T:
-        """Return rank 0's plain value in all processes."""
+    def broadcast(self, value: T) -> T:
+        """Return rank 0's value in all processes."""
         values = [value]
         if self.size > 1:
             dist.broadcast_object_list(values, 0)
@@ -59,7 +59,7 @@ class World:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Raise in all processes if one of them fails here, so that no other waits for it."""
+        """Raise in all processes if one of them fails inside the context, so that none waits for it."""
         problem: ValueError | OSError | None = None
         try:
             yield
@@ -75,10 +75,10 @@ class World:
             raise problem
 
     def check_shared(self, folder: Path) -> None:
-        """Raise in every process unless all of them see the folder of rank 0."""
+        """Raise in every process unless all see the folder of rank 0."""
         if self.size == 1:
             return
-        mark = folder / self.said(f".seen-{secrets.token_hex(8)}.tmp")
+        mark = folder / self.broadcast(f".seen-{secrets.token_hex(8)}.tmp")
         with self.together():
             if self.main:
                 mark.touch()
@@ -94,13 +94,13 @@ class World:
                 mark.unlink(missing_ok=True)
 
     def wait(self) -> None:
-        """Wait until every process is here."""
+        """Wait until every process gets here."""
         if self.size > 1:
             dist.barrier()
 
 
 def _appears(path: Path) -> bool:
-    """Return whether a file is there within the seconds that a network file system may take to show it."""
+    """Wait a few seconds for a file, as network file systems need; return whether it appeared."""
     end = time.monotonic() + APPEARING_SECONDS
     while not path.exists():
         if time.monotonic() > end:
@@ -110,12 +110,12 @@ def _appears(path: Path) -> bool:
 
 
 def pick_device(name: str, local_rank: int = 0) -> str:
-    """Turn `auto` into the best device there is; a device that is not there is an error."""
+    """Return the device to use, the best one for `auto`; raise if there is no such device."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     kind = name.partition(":")[0]
     if kind == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"train.device={name}: there is no GPU here; use cpu or auto")
+        raise ValueError(f"train.device={name}: this machine has no GPU; use cpu or auto")
     if kind not in ("cuda", "cpu", "mps"):
         raise ValueError(f"train.device={name}: use cpu, cuda, cuda:N, mps or auto")
     return f"cuda:{local_rank}" if name == "cuda" else name
@@ -123,7 +123,7 @@ def pick_device(name: str, local_rank: int = 0) -> str:
 
 @contextmanager
 def connected(device: str) -> Iterator[World]:
-    """Join the processes that torchrun started, or be the only one."""
+    """Join the processes that torchrun started, if any, and yield the world."""
     size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     place = pick_device(device, int(os.environ.get("LOCAL_RANK", "0")))
     if place.startswith("cuda"):

@@ -1,4 +1,4 @@
-"""What stops a run, as a sentence: a bad loss, too little memory, a full disk, a signal, a lost process."""
+"""What can stop a run: a bad loss, too little memory, a full disk, a signal, a lost process."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, 
 
 
 class TrainingError(RuntimeError):
-    """A run that cannot go on, and why, in one sentence."""
+    """A run cannot continue; the message says why."""
 
 
 class Interrupted(Exception):  # noqa: N818
-    """A run that was asked to stop and saved; `code` is what the process should exit with."""
+    """A signal stopped the run after it saved; `code` is the exit code of the process."""
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
@@ -29,12 +29,12 @@ class Interrupted(Exception):  # noqa: N818
 
 
 def is_bad(loss: float, max_loss: float) -> bool:
-    """Say whether a loss a unit is not a number, infinite, or above the ceiling."""
+    """Return whether a loss per unit is NaN, infinite or above `max_loss`."""
     return not math.isfinite(loss) or loss > max_loss
 
 
 def bad_loss(update: int, losses: Sequence[float], rows: Sequence[np.ndarray], max_loss: float) -> str:
-    """Name the update, the first bad batch in it and its rows."""
+    """Return a sentence that names the update, its first bad batch, and the rows of that batch."""
     number = next((i for i, loss in enumerate(losses) if is_bad(loss, max_loss)), None)
     if number is None:
         return f"the loss of update {update} is bad in a batch of another process"
@@ -46,7 +46,7 @@ def bad_loss(update: int, losses: Sequence[float], rows: Sequence[np.ndarray], m
 
 
 def is_lost_peer(error: RuntimeError) -> bool:
-    """Say whether an error of a collective operation means that another process is gone."""
+    """Return whether an error of a collective operation means that another process died."""
     text = str(error).lower()
     signs = ("connection closed", "connection reset", "broken pipe", "gloo", "nccl", "timed out")
     return isinstance(error, torch.distributed.DistError) or any(sign in text for sign in signs)
@@ -54,13 +54,13 @@ def is_lost_peer(error: RuntimeError) -> bool:
 
 @contextmanager
 def explained(max_tokens: int, last_good: Callable[[], str]) -> Iterator[None]:
-    """Turn running out of memory or disk, or losing the right to write, into a sentence with its remedy."""
+    """Raise a TrainingError with a remedy when memory, disk space or the permission to write runs out."""
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise TrainingError(
             f"out of memory with train.max_tokens={max_tokens}; lower train.max_tokens and raise "
-            "train.accumulate by the same factor to keep the updates as they are"
+            "train.accumulate by the same factor to keep the size of an update"
         ) from error
     except OSError as error:
         if error.errno not in _WRITING:
@@ -72,26 +72,26 @@ def explained(max_tokens: int, last_good: Callable[[], str]) -> Iterator[None]:
         raise TrainingError(f"cannot write the checkpoint: {error}; {last_good()}") from error
 
 
-class Stop:
-    """Remember that a signal asked the run to stop; a second one stops at once."""
+class StopRequest:
+    """The signal that asked the run to stop, or 0; a second signal raises KeyboardInterrupt."""
 
     def __init__(self) -> None:
         self.signal = 0
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        """Take note of a signal."""
+        """Handle a signal."""
         if self.signal:
             raise KeyboardInterrupt
         self.signal = number
 
 
 @contextmanager
-def catching_signals() -> Iterator[Stop]:
-    """Catch SIGINT and SIGTERM for a while, so that the loop can save before it ends."""
-    stop = Stop()
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+def stop_on_signals() -> Iterator[StopRequest]:
+    """Handle SIGINT and SIGTERM inside the context, so that the run can save before it stops."""
+    request = StopRequest()
+    before = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield stop
+        yield request
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

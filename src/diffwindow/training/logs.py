@@ -1,4 +1,4 @@
-"""What a run writes down: records that a resumed run repeats to the letter, and timings apart."""
+"""The logs of a run: records that a resumed run repeats byte for byte, timings, TensorBoard events."""
 
 from __future__ import annotations
 
@@ -13,15 +13,13 @@ from typing import Any
 from torch.utils.tensorboard import SummaryWriter
 
 from diffwindow.files import open_within, to_json
+from diffwindow.training.run_folder import LOG, TENSORBOARD, TIMING
 
-LOG = "log.jsonl"
-TIMING = "timing.jsonl"
-TENSORBOARD = "tensorboard"
 Record = dict[str, Any]
 
 
-class Lines:
-    """A file of JSON lines that can be cut back to a position."""
+class JsonLinesFile:
+    """A file of JSON lines, truncated to a position when it is opened."""
 
     def __init__(self, path: Path, position: int) -> None:
         self._file = open_within(path, "ab")
@@ -34,12 +32,12 @@ class Lines:
         self._file.truncate(position)
 
     def write(self, record: Record) -> None:
-        """Append a record, visible to readers at once."""
+        """Append a record, and flush it so that readers see it."""
         self._file.write(f"{to_json(record)}\n".encode())
         self._file.flush()
 
     def position(self) -> int:
-        """Flush to disk, and give the size."""
+        """Flush to disk and return the size."""
         os.fsync(self._file.fileno())
         return self._file.tell()
 
@@ -48,24 +46,24 @@ class Lines:
         self._file.close()
 
 
-class Journal:
+class RunLogs:
     """The logs of a run folder: `log.jsonl`, `timing.jsonl` and TensorBoard's events.
 
-    To go on from a checkpoint, the log is cut to the position that it had, the others after its update.
+    To resume from a checkpoint, the log is truncated to the `position` it had then, the others to `update`.
     """
 
     def __init__(self, folder: Path, position: int = 0, update: int = 0) -> None:
-        self._lines: dict[str, Lines] = {}
+        self._files: dict[str, JsonLinesFile] = {}
         with ExitStack() as opened:
             for name, end in ((LOG, position), (TIMING, _end_of(folder / TIMING, update))):
-                self._lines[name] = Lines(folder / name, end)
-                opened.callback(self._lines[name].close)
-            self._events = _rewound(folder / TENSORBOARD, update)
+                self._files[name] = JsonLinesFile(folder / name, end)
+                opened.callback(self._files[name].close)
+            self._events = _truncated_events(folder / TENSORBOARD, update)
             opened.callback(self._events.close)
             self._opened = opened.pop_all()
 
     def train(self, update: int, values: Record) -> None:
-        """Write what an update gave."""
+        """Write the loss and other values of an update."""
         self._write(LOG, update, "train", values)
 
     def valid(self, update: int, values: Record) -> None:
@@ -77,32 +75,33 @@ class Journal:
         self._write(LOG, update, "final", values)
 
     def timing(self, update: int, values: Record) -> None:
-        """Write how fast the run goes; kept apart, because no two runs agree on it."""
+        """Write the speed; it has its own file because it differs from run to run."""
         self._write(TIMING, update, "speed", values)
 
     def position(self) -> int:
-        """Flush to disk, and give where the log ends."""
-        return self._lines[LOG].position()
+        """Flush to disk and return the size of the log."""
+        return self._files[LOG].position()
 
     def close(self) -> None:
         """Close all files."""
         self._opened.close()
 
     def _write(self, file: str, update: int, kind: str, values: Record) -> None:
-        self._lines[file].write({"update": update, "kind": kind, **values})
+        self._files[file].write({"update": update, "kind": kind, **values})
         for name, value in values.items():
             if isinstance(value, int | float) and math.isfinite(value):
                 self._events.add_scalar(f"{kind}/{name}", value, update)
 
 
-def _rewound(folder: Path, update: int) -> SummaryWriter:
-    """Go on with TensorBoard's events after an update: one file of the points up to it, each once.
+def _truncated_events(folder: Path, update: int) -> SummaryWriter:
+    """Copy TensorBoard's points up to an update to one new file, each once, and return its writer.
 
-    What was written after it is repeated, and so is the final model's, which has the last update's number.
+    Later points are left out because the run writes them again. So are those of the final model, which have
+    the number of the last update.
     """
     old = sorted(folder.glob("events.out.tfevents.*"))
     points = {(event.summary.value[0].tag, event.step): event for path in old for event in _points(path)}
-    # a viewer that is open drops what it has when the new file begins
+    # purge_step lets an open TensorBoard forget the points it has read
     writer = SummaryWriter(str(folder), purge_step=0 if old else None)
     events: Any = writer._get_file_writer().event_writer
     for (tag, step), event in points.items():
@@ -115,7 +114,7 @@ def _rewound(folder: Path, update: int) -> SummaryWriter:
 
 
 def _points(path: Path) -> Iterator[Any]:
-    """Read the scalars of a file of events, up to where it was cut short."""
+    """Yield the scalars of an event file, up to where it was cut short."""
     from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 
     for event in LegacyEventFileLoader(str(path)).Load():
@@ -124,9 +123,9 @@ def _points(path: Path) -> Iterator[Any]:
 
 
 def _end_of(path: Path, update: int) -> int:
-    """Give the position after the last record of an update or one before it.
+    """Return the position after the last record up to an update.
 
-    Timings are not flushed to disk as the log is: what a power cut left of them is cut off.
+    Timings are not flushed to disk, so a power cut may leave damaged lines: they are cut off too.
     """
     end = 0
     for line in path.read_bytes().splitlines(keepends=True) if path.is_file() else ():
@@ -140,6 +139,6 @@ def _end_of(path: Path, update: int) -> int:
 
 
 def read_records(path: Path) -> list[Record]:
-    """Read a log; a last line that was cut short is left out."""
+    """Read a log; leave out a last line that was cut short."""
     lines = path.read_bytes().split(b"\n")[:-1]
     return [json.loads(line) for line in lines]

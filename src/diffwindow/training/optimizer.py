@@ -1,4 +1,4 @@
-"""Adam for a model, and its state as named tensors, so that a checkpoint needs no pickle."""
+"""Adam, its learning rate, and its state as named tensors, so that checkpoints need no pickle."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from diffwindow.training.config import TrainConfig
 
 
 def make_optimizer(model: nn.Module, config: TrainConfig) -> Adam:
-    """Make Adam, or with weight decay AdamW, which leaves vectors (biases, norms) alone."""
+    """Return Adam, or AdamW if there is weight decay, which is not applied to vectors (biases, norms)."""
     matrices = [p for p in model.parameters() if p.requires_grad and p.dim() > 1]
     vectors = [p for p in model.parameters() if p.requires_grad and p.dim() <= 1]
     groups = [
@@ -32,7 +32,7 @@ def set_rate(optimizer: Adam, rate: float) -> None:
 
 
 def state_tensors(optimizer: Adam, model: nn.Module) -> dict[str, Tensor]:
-    """Give the moments and steps by parameter, as `weight/exp_avg`."""
+    """Return the moments and steps by parameter, with keys such as `weight/exp_avg`."""
     return {
         f"{name}/{key}": value
         for name, parameter in model.named_parameters()
@@ -41,22 +41,22 @@ def state_tensors(optimizer: Adam, model: nn.Module) -> dict[str, Tensor]:
 
 
 def load_state_tensors(optimizer: Adam, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Put back what `state_tensors` gave."""
+    """Load what `state_tensors` returned."""
     for name, parameter in model.named_parameters():
-        found = {
+        state = {
             key.removeprefix(f"{name}/"): value
             for key, value in tensors.items()
             if key.startswith(f"{name}/")
         }
-        if found:
+        if state:
             optimizer.state[parameter] = {
                 key: value.to(parameter.device, torch.float32 if key == "step" else parameter.dtype)
-                for key, value in found.items()
+                for key, value in state.items()
             }
 
 
 def learning_rate(update: int, config: TrainConfig) -> float:
-    """Give the rate of an update, counted from 1.
+    """Return the learning rate of an update, counted from 1.
 
     >>> config = TrainConfig(max_updates=100, lr=1.0, warmup=10, warmup_from=0.0)
     >>> [learning_rate(update, config) for update in (1, 10, 40)]

@@ -1,4 +1,4 @@
-"""The run folder: what was asked, with which versions, on which corpus; everything else works from it."""
+"""The run folder: the names of its files, and its config, corpus and origin."""
 
 from __future__ import annotations
 
@@ -14,18 +14,23 @@ from typing import Any, Self
 
 import diffwindow
 from diffwindow.data.corpora import recipe_of
-from diffwindow.data.prepare import Progress, prepare, quiet, usual_workers
+from diffwindow.data.prepare import prepare, usual_workers
 from diffwindow.data.store import Store
-from diffwindow.files import read_json, write_json
+from diffwindow.files import read_json, write_atomically, write_json
+from diffwindow.models.manifest import MANIFEST, verify
+from diffwindow.models.pretrained import average_pretrained
+from diffwindow.progress import SILENT, Progress
+from diffwindow.tasks.model_folder import TASK
 from diffwindow.tasks.registry import AnyTask, model_config, task_of
-from diffwindow.training.checkpoints import Shelf
-from diffwindow.training.config import Config
-from diffwindow.training.overrides import RUN_CONFIG as CONFIG
-from diffwindow.training.overrides import differences, read_config
+from diffwindow.training.checkpoints import Checkpoints, write_checkpoint
+from diffwindow.training.config import Config, Draft, checked, differences
 
-ORIGIN = "origin.json"
+# the layout of a run folder
+CONFIG, ORIGIN = "run.json", "origin.json"
+CHECKPOINTS, BEST, MODEL, AVERAGE = "checkpoints", "best", "model", "average"
+LOG, TIMING, TENSORBOARD, CURVES = "log.jsonl", "timing.jsonl", "tensorboard", "curves.png"
 STORE = "data"
-# settings that may change when a run goes on: none of them changes an update that is already made
+# keys that may change when a run resumes: none of them changes an update that is already made
 FREE = (
     *("train.max_updates", "train.save_every", "train.keep_last", "train.patience"),
     *("train.device", "train.accumulate", "train.compile", "data.path"),
@@ -35,7 +40,7 @@ PACKAGES = ("torch", "numpy", "tokenizers", "safetensors", "sacrebleu", "pydanti
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder and its settings."""
+    """A run folder and its config."""
 
     folder: Path
     config: Config
@@ -46,27 +51,26 @@ class Run:
         path = folder / CONFIG
         if not path.is_file():
             raise ValueError(f"{folder} is not a run folder (no {CONFIG}); `diffwindow train` makes one")
-        return cls(folder, read_config(read_json(path), str(path)))
+        return cls(folder, checked(Draft(read_json(path), str(path))))
 
     @classmethod
     def start(cls, folder: Path, config: Config, *, resume: bool) -> Self:
-        """Make a run folder, or go on in one if its settings are the same where they must be."""
+        """Make a run folder, or resume one; raise if its config differs in a key that may not change."""
         begun = _begun(folder)
         if begun and not resume:
-            raise ValueError(f"{folder} holds a run; choose another --out, or go on with --resume auto")
+            raise ValueError(f"{folder} holds a run; choose another folder, or resume it")
         if (begun or (folder / STORE).exists()) and (folder / CONFIG).exists():
             changed = differences(cls.open(folder).config, config)
             for name, (before, now) in changed.items():
-                # what failed before its first checkpoint leaves a corpus at most
+                # before its first checkpoint, a run has nothing but its corpus
                 if name not in FREE and (begun or name.startswith("data.")):
                     raise ValueError(
-                        f"{folder} was started with {name}={before!r}, not {now!r}; "
-                        "choose another --out for other settings"
+                        f"{folder} was started with {name}={before!r}, not {now!r}; choose another folder"
                     )
                 if begun and name == "train.max_updates" and config.train.schedule in ("linear", "cosine"):
                     raise ValueError(
                         f"{folder}: the {config.train.schedule} schedule ends at train.max_updates={before}; "
-                        "it cannot go on to another"
+                        "it cannot be extended"
                     )
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / CONFIG, config.model_dump(mode="json"))
@@ -76,14 +80,14 @@ class Run:
         """Open the corpus that the run was trained on, or another store."""
         path = data or self._store_path()
         if not path.is_dir():
-            raise ValueError(f"the corpus of {self.folder} is not at {path}; say where it is with --data")
+            raise ValueError(f"the corpus of {self.folder} is not at {path}; give its folder")
         store = Store.open(path)
         if store.task != self.config.task.kind:
             raise ValueError(f"{path} is for {store.task}, but {self.config.name} is {self.config.task.kind}")
         return store
 
-    def prepare_store(self, *, progress: Progress = quiet) -> None:
-        """Make the run's store from raw files or the generator, unless there is one."""
+    def prepare_store(self, *, progress: Progress = SILENT) -> None:
+        """Prepare the run's store from raw files or the generator, unless it exists."""
         path = self._store_path()
         if path != self.folder / STORE or path.exists():
             return
@@ -93,11 +97,11 @@ class Run:
         prepare(recipe, path, workers=usual_workers(recipe), progress=progress)
 
     def task(self, store: Store) -> AnyTask:
-        """Make the run's task on a store."""
-        return task_of(store, model_config(store, self.config.model_settings), self.config.task.options)
+        """Return the run's task on a store."""
+        return task_of(store, model_config(store, self.config.model_options), self.config.task.options)
 
     def check_origin(self, store: Store) -> None:
-        """Write down versions and corpus, or see that the corpus is the one that was written down."""
+        """Record versions and corpus; raise if a resumed run recorded another corpus."""
         path = self.folder / ORIGIN
         corpus = corpus_hashes(store)
         if path.exists() and _begun(self.folder):
@@ -106,10 +110,36 @@ class Run:
                 if before.get(name) != corpus[name]:
                     raise ValueError(
                         f"{store.folder} has another {what} than the corpus that {self.folder} was trained "
-                        "on; give --data the same corpus, or choose another --out"
+                        "on; use the same corpus, or choose another folder"
                     )
             return
         write_json(path, {"corpus": corpus, "command": sys.argv, **versions()})
+
+    def average(self, last: int, target: Path) -> list[int]:
+        """Write the average of the last checkpoints to a model folder; return their updates.
+
+        Each checkpoint is verified first. The average replaces a model that is at `target` already.
+        """
+        checkpoints = Checkpoints(self.folder / CHECKPOINTS)
+        updates = checkpoints.scheduled(self.config.train.save_every)
+        if len(updates) < last:
+            raise ValueError(
+                f"{self.folder} has {len(updates)} checkpoints, not {last}; average fewer, or train with a "
+                "greater train.keep_last"
+            )
+        if target.exists() and not (target / MANIFEST).is_file() and any(target.iterdir()):
+            raise ValueError(f"{target} holds something other than the model of a run; choose another folder")
+        paths = [checkpoints.path(update) for update in updates[-last:]]
+        for path in paths:
+            verify(path)
+
+        def save(folder: Path) -> None:
+            average_pretrained(paths, folder)
+            # the same in every checkpoint
+            write_atomically(folder / TASK, (paths[-1] / TASK).read_bytes())
+
+        write_checkpoint(target, save, {}, {"updates": updates[-last:]})
+        return updates[-last:]
 
     def _store_path(self) -> Path:
         given = self.config.data.path
@@ -119,12 +149,12 @@ class Run:
 
 
 def _begun(folder: Path) -> bool:
-    """Say whether a folder holds anything that was trained."""
-    return bool(Shelf(folder / "checkpoints").updates()) or (folder / "model").exists()
+    """Return whether a folder holds anything that was trained."""
+    return bool(Checkpoints(folder / CHECKPOINTS).updates()) or (folder / MODEL).exists()
 
 
 def corpus_hashes(store: Store) -> dict[str, str]:
-    """Hash what decides a run's batches: the tokenizer and the files of the splits."""
+    """Return hashes of the tokenizer and of the files of the splits, which decide the batches of a run."""
     files = {name: entry["files"] for name, entry in store.manifest["splits"].items()}
     text = json.dumps(files, sort_keys=True)
     return {
@@ -134,14 +164,17 @@ def corpus_hashes(store: Store) -> dict[str, str]:
 
 
 def versions() -> dict[str, Any]:
-    """Give the versions of what computes, and the commit of the source where it is a checkout."""
-    found: dict[str, str | None] = {"diffwindow": diffwindow.__version__, "python": platform.python_version()}
+    """Return the versions of the packages, the platform, and the commit if the source is a git checkout."""
+    packages: dict[str, str | None] = {
+        "diffwindow": diffwindow.__version__,
+        "python": platform.python_version(),
+    }
     for package in PACKAGES:
         try:
-            found[package] = version(package)
+            packages[package] = version(package)
         except PackageNotFoundError:
-            found[package] = None
-    return {"versions": found, "platform": platform.platform(), "commit": _commit()}
+            packages[package] = None
+    return {"versions": packages, "platform": platform.platform(), "commit": _commit()}
 
 
 def _commit() -> str | None:

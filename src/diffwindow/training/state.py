@@ -1,33 +1,35 @@
-"""The best validation so far, and how long ago it was."""
+"""The state of a run beside its weights: progress, optimizer, random generators."""
 
 from __future__ import annotations
 
+import json
 import math
+import random
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from diffwindow.tasks.task import B
 from diffwindow.training.checkpoints import Checkpoint
 from diffwindow.training.optimizer import load_state_tensors, state_tensors
-from diffwindow.training.rng import load_rng_tensors, rng_tensors
-from diffwindow.training.updater import Outcome, Updater
+from diffwindow.training.updater import Updater, UpdateResult
 
 LOWER_IS_BETTER = ("loss", "nll", "ppl", "perplexity")
 
 
 @dataclass(frozen=True)
 class Best:
-    """The best value of the watched metric, its update, and the validations since."""
+    """The best value of the watched metric, its update, and the number of validations since."""
 
     value: float | None = None
     update: int = 0
     stale: int = 0
 
     def after(self, update: int, value: float, metric: str) -> Best:
-        """Give the state after another validation; a value that is not finite is never better.
+        """Return the best after another validation; a value that is not finite is never better.
 
         >>> Best(0.5, 100).after(200, 0.7, "loss")
         Best(value=0.5, update=100, stale=1)
@@ -43,26 +45,26 @@ class Best:
 
 @dataclass
 class TrainState:
-    """How far a run is: updates, where its batches stand, the best validation, what is not logged yet."""
+    """How far a run is: updates, sampler state, best validation, results that are not logged yet."""
 
     batches: dict[str, int]
     update: int = 0
     best: Best = field(default_factory=Best)
     skipped: int = 0
     skipped_in_a_row: int = 0
-    pending: list[Outcome] = field(default_factory=list)
+    pending: list[UpdateResult] = field(default_factory=list)
 
     def tensors(self, updater: Updater[B]) -> dict[str, Tensor]:
-        """Give the tensors of a checkpoint beside the model's weights."""
+        """Return the tensors of a checkpoint other than the model's weights."""
         moments = state_tensors(updater.optimizer, updater.model)
         tensors = {f"optimizer/{name}": tensor for name, tensor in moments.items()}
         tensors |= {f"rng/{name}": tensor for name, tensor in rng_tensors().items()}
         if self.pending:
-            tensors["pending"] = torch.stack([outcome.sums for outcome in self.pending])
+            tensors["pending"] = torch.stack([result.sums for result in self.pending])
         return tensors
 
     def plain(self, updater: Updater[B]) -> dict[str, Any]:
-        """Give the rest as values for JSON."""
+        """Return the rest as values for JSON."""
         return {
             "update": self.update,
             "batches": self.batches,
@@ -74,7 +76,7 @@ class TrainState:
 
 
 def restored(checkpoint: Checkpoint, updater: Updater[B], device: str) -> TrainState:
-    """Put a checkpoint's weights, optimizer and generators back, and give the state it was made from."""
+    """Load a checkpoint's weights, optimizer and random generators; return its state."""
     state = checkpoint.state
     load_weights(updater.model, checkpoint)
     load_state_tensors(updater.optimizer, updater.model, _under("optimizer/", checkpoint.tensors))
@@ -87,13 +89,13 @@ def restored(checkpoint: Checkpoint, updater: Updater[B], device: str) -> TrainS
         best=Best(**state["best"]),
         skipped=state["skipped"],
         skipped_in_a_row=state.get("skipped_in_a_row", 0),
-        # looked at before they were saved: their rows are of no more interest
-        pending=[Outcome(0, row, torch.empty(0), [], []) for row in sums],
+        # they were checked before they were saved, so their rows are not needed
+        pending=[UpdateResult(0, row, torch.empty(0), [], []) for row in sums],
     )
 
 
 def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
-    """Put weights into a model; those of another are an error."""
+    """Load the weights of a checkpoint; raise if they are of another model."""
     try:
         model.load_state_dict(checkpoint.weights)
     except RuntimeError as error:
@@ -103,3 +105,39 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
 
 def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}
+
+
+def seed_everything(seed: int) -> None:
+    """Seed torch, numpy and Python."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+
+
+def rng_tensors() -> dict[str, Tensor]:
+    """Return the states of torch's, numpy's and Python's random generators as tensors."""
+    numpy_state: dict[str, Any] = np.random.get_state(legacy=False)
+    numpy_state["state"]["key"] = numpy_state["state"]["key"].tolist()
+    return {
+        "torch": torch.get_rng_state(),
+        "numpy": _as_bytes(json.dumps(numpy_state)),
+        "python": _as_bytes(json.dumps(random.getstate())),
+    }
+
+
+def load_rng_tensors(tensors: dict[str, Tensor]) -> None:
+    """Load what `rng_tensors` returned."""
+    torch.set_rng_state(tensors["torch"])
+    numpy_state = json.loads(_as_text(tensors["numpy"]))
+    numpy_state["state"]["key"] = np.array(numpy_state["state"]["key"], np.uint32)
+    np.random.set_state(numpy_state)
+    version, internal, gauss_next = json.loads(_as_text(tensors["python"]))
+    random.setstate((version, tuple(internal), gauss_next))
+
+
+def _as_bytes(text: str) -> Tensor:
+    return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+
+
+def _as_text(tensor: Tensor) -> str:
+    return bytes(tensor.numpy().tobytes()).decode()

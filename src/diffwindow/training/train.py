@@ -1,81 +1,78 @@
-"""From settings to a trained model: the run folder, the corpus, the processes, the loop."""
+"""train(): from a config to a trained model in a run folder."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from diffwindow.console import lossy_stderr
-from diffwindow.data.prepare import Progress, quiet
+from diffwindow.figures.learning_curves import draw_curves
 from diffwindow.files import locked
+from diffwindow.progress import SILENT, Progress, show_progress
 from diffwindow.tasks.task import Task
 from diffwindow.training.config import Config
 from diffwindow.training.distributed import World, connected
-from diffwindow.training.progress import Screen, Silent, Terminal
-from diffwindow.training.run_folder import Run
+from diffwindow.training.failures import Interrupted
+from diffwindow.training.logs import read_records
+from diffwindow.training.run_folder import CURVES, LOG, Run
 from diffwindow.training.trainer import Trainer
 from diffwindow.training.updater import pick_precision
 
 
-def train(
-    config: Config,
-    folder: Path,
-    *,
-    resume: bool = True,
-    progress: AbstractContextManager[Progress] | None = None,
-) -> Path:
-    """Run an experiment in a folder, from where it stands, and give the folder of the final model.
+def train(config: Config, folder: Path, *, resume: bool = True, progress: Progress | None = None) -> Path:
+    """Train in a run folder, from its newest checkpoint if it has one; return the final model's folder.
 
-    `progress` shows the preparation of the corpus, if there is any; it ends before the training shows itself.
+    Progress is shown on stderr unless `progress` is given; only rank 0 shows it.
     """
-    with lossy_stderr(), connected(config.train.device) as world, ExitStack() as held:
+    with lossy_stderr(), connected(config.train.device) as world, ExitStack() as stack:
+        progress = progress or stack.enter_context(show_progress()) if world.main else SILENT
         with world.together():
-            # said before a long preparation, not after
+            # before a long preparation, not after it
             pick_precision(config.train.precision, world.device)
-            # the first process makes and verifies what the others open
+            # rank 0 prepares and verifies what the others open
             if world.main:
-                held.enter_context(_owned(folder))
+                stack.enter_context(_locked_folder(folder))
                 run = Run.start(folder, config, resume=resume)
-                with progress or nullcontext(quiet) as report:
-                    run.prepare_store(progress=report)
-                made = run.open_store()
-                run.check_origin(made)
-                for split in {"train", "valid"} & made.splits.keys():
-                    made.split(split)
+                run.prepare_store(progress=progress)
+                prepared = run.open_store()
+                run.check_origin(prepared)
+                for split in {"train", "valid"} & prepared.splits.keys():
+                    prepared.split(split)
         world.check_shared(folder)
         with world.together():
             run = Run(folder, config)
             store = run.open_store()
-            _reproducible(config, world)
+            _make_deterministic(config, world)
             task: Task[Any] = run.task(store)
-        with _shown(world, config.train.max_updates) as screen:
-            return Trainer(task, config.train, folder, world, screen).fit()
+        try:
+            model = Trainer(task, config.train, folder, world, progress).fit()
+        except Interrupted:
+            _draw_curves(folder, world)
+            raise
+        _draw_curves(folder, world)
+        return model
 
 
 @contextmanager
-def _owned(folder: Path) -> Iterator[None]:
-    """Keep the run folder from other runs: they would remove each other's files."""
+def _locked_folder(folder: Path) -> Iterator[None]:
+    """Make the run folder, and keep other runs out of it."""
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
         yield
 
 
-@contextmanager
-def _shown(world: World, total: int) -> Iterator[Screen]:
-    if not world.main:
-        yield Silent()
-        return
-    with Terminal(total) as terminal:
-        yield terminal
+def _draw_curves(folder: Path, world: World) -> None:
+    if world.main:
+        draw_curves(read_records(folder / LOG), folder / CURVES)
 
 
-def _reproducible(config: Config, world: World) -> None:
-    """Ask the GPU for kernels that give the same bits each time; those of the CPU do anyway."""
+def _make_deterministic(config: Config, world: World) -> None:
+    """Use deterministic kernels on a GPU; those of the CPU are deterministic anyway."""
     if config.train.deterministic and world.device.startswith("cuda"):
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True, warn_only=True)

@@ -1,4 +1,4 @@
-"""Objective: a task's loss as a module, so that DDP and the compiler see one forward."""
+"""Updater: the gradients of an update's batches, and one step of the optimizer."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ from torch.nn.parallel import DistributedDataParallel
 
 from diffwindow.attention.baselines import mean_span
 from diffwindow.tasks.task import B, Task
-from diffwindow.training.batch_loader import Step
+from diffwindow.training.batch_loader import UpdateBatches
 from diffwindow.training.config import Precision, TrainConfig
 from diffwindow.training.distributed import World
 from diffwindow.training.failures import TrainingError, bad_loss, is_bad
 from diffwindow.training.optimizer import learning_rate, make_optimizer, set_rate
-from diffwindow.training.rng import seed_batch
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Objective(nn.Module, Generic[B]):
-    """Compute the summed loss of a batch, with autocast where the precision asks for it.
+    """The summed loss of a batch as a module, so that DDP and the compiler see one forward.
 
     `span_penalty` is added to the loss per unit for each key of the learned spans, if the model has any.
     """
@@ -40,7 +39,7 @@ class Objective(nn.Module, Generic[B]):
         self._dtype = DTYPES.get(precision)
 
     def forward(self, batch: B) -> Tensor:
-        """Return the loss, a sum over the batch's units."""
+        """Return the loss, summed over the units of the batch."""
         with torch.autocast(self._device_type, dtype=self._dtype, enabled=self._dtype is not None):
             loss = self._task.loss(self.model, batch)
         spans = mean_span(self.model)
@@ -48,7 +47,7 @@ class Objective(nn.Module, Generic[B]):
 
 
 def pick_precision(asked: Precision, device: str) -> str:
-    """Turn `auto` into the best that the device has; what it has not is an error."""
+    """Return the precision to use, the best one for `auto`; raise if the device does not support it."""
     on_gpu = device.startswith("cuda")
     if asked == "auto":
         if not on_gpu:
@@ -61,11 +60,17 @@ def pick_precision(asked: Precision, device: str) -> str:
     return asked
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What an update gave; all tensors stay where they are until someone has to look.
+def seed_batch(seed: int, update: int, batch: int) -> None:
+    """Seed torch for one batch of an update, the same in whichever process works on it."""
+    sequence = np.random.SeedSequence([seed % 2**63, update, batch])
+    torch.manual_seed(int(sequence.generate_state(1, np.uint64)[0]))
 
-    `sums` is [loss, units] over all processes; `losses` and `units` are this process's, batch by batch.
+
+@dataclass(frozen=True)
+class UpdateResult:
+    """The losses of an update; its tensors stay on the device until they are logged or checked.
+
+    `sums` is [loss, units] over all processes; `losses` and `units` are those of this process by batch.
     """
 
     update: int
@@ -77,7 +82,7 @@ class Outcome:
     skipped: bool = False
 
     def check(self, max_loss: float) -> str | None:
-        """Give a sentence if the loss is bad; this waits for the device."""
+        """Return a sentence if the loss is bad, else None; this waits for the device."""
         total, units = self.sums.tolist()
         if not is_bad(total / units, max_loss):
             return None
@@ -86,7 +91,7 @@ class Outcome:
 
 
 class Updater(Generic[B]):
-    """Accumulate gradients over batches and processes, normalised by all of their units, and take a step."""
+    """Accumulate gradients over batches and processes, normalise them by all units, and take a step."""
 
     def __init__(self, task: Task[B], model: nn.Module, config: TrainConfig, world: World) -> None:
         self._config = config
@@ -102,20 +107,20 @@ class Updater(Generic[B]):
             module = self._parallel = DistributedDataParallel(module, gradient_as_bucket_view=True)
         self._objective = torch.compile(module, dynamic=True) if config.compile else module
         self._exact = torch.float32 if device_type == "mps" else torch.float64
-        # looking at a loss costs nothing on a CPU; on a GPU it would stop the queue of work
-        self._look_now = device_type == "cpu" or config.on_bad_loss == "skip"
+        # checking each loss is free on a CPU; on a GPU it would wait for the queued work
+        self._check_now = device_type == "cpu" or config.on_bad_loss == "skip"
 
-    def __call__(self, update: int, step: Step[B], *, measure: bool) -> Outcome:
-        """Take the step of an update; `measure` asks for the gradients' norm also where none is clipped."""
-        units = [batch.units for batch in step.batches]
-        losses = self._accumulate(update, step, sum(units))
+    def __call__(self, update: int, work: UpdateBatches[B], *, measure: bool) -> UpdateResult:
+        """Make an update; with `measure`, compute the norm of the gradients even if it is not clipped."""
+        units = [batch.units for batch in work.batches]
+        losses = self._accumulate(update, work, sum(units))
         sums = self._world.total(torch.stack([losses.sum(), self._number(sum(units))]))
-        outcome = Outcome(update, sums, losses, units, step.rows)
-        problem = outcome.check(self._config.max_loss) if self._look_now else None
+        result = UpdateResult(update, sums, losses, units, work.rows)
+        problem = result.check(self._config.max_loss) if self._check_now else None
         norm = None
         if problem is None and (measure or self._config.clip_norm or self._config.on_bad_loss == "skip"):
             norm = self._clip()
-            if self._look_now and not self.scaler.is_enabled() and not torch.isfinite(norm):
+            if self._check_now and not self.scaler.is_enabled() and not torch.isfinite(norm):
                 problem = f"the gradients of update {update} are not finite"
         if problem is None:
             set_rate(self.optimizer, learning_rate(update, self._config))
@@ -123,22 +128,22 @@ class Updater(Generic[B]):
             self.scaler.update()
         elif self._config.on_bad_loss == "stop":
             raise TrainingError(
-                f"{problem}; lower train.lr, or leave such updates out with train.on_bad_loss=skip"
+                f"{problem}; lower train.lr, or skip such updates with train.on_bad_loss=skip"
             )
         self.optimizer.zero_grad(set_to_none=True)
         if problem is not None:
-            return replace(outcome, sums=torch.zeros_like(sums), skipped=True)
-        return replace(outcome, norm=norm)
+            return replace(result, sums=torch.zeros_like(sums), skipped=True)
+        return replace(result, norm=norm)
 
-    def _accumulate(self, update: int, step: Step[B], units: int) -> Tensor:
-        """Add up the gradients of the mean loss over all units of the update, in all processes."""
-        # DDP averages over processes, so each multiplies by their number; by powers of two this is exact
+    def _accumulate(self, update: int, work: UpdateBatches[B], units: int) -> Tensor:
+        """Add the gradients of the mean loss over all units of the update in all processes."""
+        # DDP averages over processes, so each multiplies by their number; for powers of two this is exact
         scale = self._world.size / self._world.total(self._number(units))
         losses = []
-        for number, batch in enumerate(step.batches):
+        for number, batch in enumerate(work.batches):
             seed_batch(self._config.seed, update, number * self._world.size + self._world.rank)
-            last = number == len(step.batches) - 1
-            # only the last batch's gradients travel, with those of the batches before it
+            last = number == len(work.batches) - 1
+            # synchronise once, with the gradients of the last batch
             with self._parallel.no_sync() if self._parallel and not last else nullcontext():
                 total: Tensor = self._objective(batch.to(self._world.device))
                 self.scaler.scale(total * scale.to(total.dtype)).backward()
@@ -146,7 +151,7 @@ class Updater(Generic[B]):
         return torch.stack(losses)
 
     def _clip(self) -> Tensor:
-        """Clip the gradients, if asked; give their norm before."""
+        """Clip the gradients if train.clip_norm is set; return their norm before."""
         self.scaler.unscale_(self.optimizer)
         limit = self._config.clip_norm or float("inf")
         return torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
