@@ -3,8 +3,8 @@ import lzma
 
 import pytest
 
+from diffwindow.data import readers
 from diffwindow.data.lines import Audit, CorpusError
-from diffwindow.data.readers import agreement, imdb, labelled, parallel, sst, text
 
 OPENERS = {"": open, ".gz": gzip.open, ".xz": lzma.open}
 
@@ -29,7 +29,7 @@ def test_two_files_in_any_packing(tmp_path, suffix):
     # a Unicode line separator and a carriage return inside a line do not end it
     left = write(tmp_path / f"a.en{suffix}", "one\u2028more\r\ntwo\rx\n")
     right = write(tmp_path / f"a.de{suffix}", "eins\nzwei")
-    assert rows(parallel.two_files, left, right) == [
+    assert rows(readers.parallel_files, left, right) == [
         {"source": "one\u2028more", "target": "eins"},
         {"source": "two\rx", "target": "zwei"},
     ]
@@ -45,8 +45,8 @@ def test_two_files_in_any_packing(tmp_path, suffix):
 def test_parallel_text_is_not_lost_quietly(tmp_path, left, right, problem, where):
     files = write(tmp_path / "a.en", left), write(tmp_path / "a.de", right)
     with pytest.raises(CorpusError, match=where):
-        rows(parallel.two_files, *files)
-    kept, skipped = skipping(parallel.two_files, *files)
+        rows(readers.parallel_files, *files)
+    kept, skipped = skipping(readers.parallel_files, *files)
     assert set(skipped) == {problem}
     lines = max(len((s if isinstance(s, bytes) else s.encode()).splitlines()) for s in (left, right))
     assert len(kept) + skipped[problem] == lines
@@ -61,9 +61,9 @@ def test_a_truncated_archive_is_an_error(tmp_path, suffix):
     cut = tmp_path / f"cut.txt{suffix}"
     cut.write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
     with pytest.raises(CorpusError, match=r"cut\.txt.*line \d+: the archive is truncated or damaged"):
-        rows(text.lines, cut, blank="keep")
+        rows(readers.text, cut, blank="keep")
     audit = Audit(skip_bad=True)
-    kept = len(list(text.lines(cut, audit, blank="keep")))
+    kept = len(list(readers.text(cut, audit, blank="keep")))
     assert 0 < kept < 20_000
     assert audit.skipped == {"the archive is truncated or damaged": 1}
 
@@ -72,14 +72,14 @@ def test_a_text_file_named_gz_is_an_error(tmp_path):
     path = tmp_path / "a.txt.gz"
     path.write_bytes(b"plain text\n")
     with pytest.raises(CorpusError, match="archive is truncated or damaged"):
-        rows(text.lines, path, blank="keep")
+        rows(readers.text, path, blank="keep")
 
 
 def test_parallel_tsv(tmp_path):
     path = write(tmp_path / "a.tsv", "one\teins\ntwo\tzwei\textra\n")
     with pytest.raises(CorpusError, match=r"a\.tsv, line 2: wrong number of columns: 3 instead of 2"):
-        rows(parallel.tsv, path)
-    kept, skipped = skipping(parallel.tsv, path)
+        rows(readers.parallel_tsv, path)
+    kept, skipped = skipping(readers.parallel_tsv, path)
     assert kept == [{"source": "one", "target": "eins"}]
     assert skipped == {"wrong number of columns": 1}
 
@@ -89,38 +89,40 @@ TREE = "(4 (2 It) (3 (2 's) (0 (3 so) (1 bad))))"
 
 def test_sst_sentences_and_phrases(tmp_path):
     path = write(tmp_path / "trees.txt", f"{TREE}\n(2 (2 Fine) (2 .))\n{TREE}\n")
-    five = rows(sst.trees, path, labels="five")
+    five = rows(readers.sst_trees, path, labels="five")
     assert five == [
         {"text": "It 's so bad", "label": 4},
         {"text": "Fine .", "label": 2},
         {"text": "It 's so bad", "label": 4},
     ]
-    assert [row["label"] for row in rows(sst.trees, path, labels="binary")] == [1, 1]
-    phrases = {row["text"]: row["label"] for row in rows(sst.trees, path, labels="binary", phrases=True)}
+    assert [row["label"] for row in rows(readers.sst_trees, path, labels="binary")] == [1, 1]
+    phrases = {
+        row["text"]: row["label"] for row in rows(readers.sst_trees, path, labels="binary", phrases=True)
+    }
     assert phrases == {"It 's so bad": 1, "'s so bad": 1, "so bad": 0, "bad": 0, "so": 1}
     # distinct phrases: the repeated sentence adds none
-    assert len(rows(sst.trees, path, labels="five", phrases=True)) == 7 + 3
+    assert len(rows(readers.sst_trees, path, labels="five", phrases=True)) == 7 + 3
 
 
 @pytest.mark.parametrize("tree", ["(7 (2 a) (2 b))", "(2 (2 a) (2 b)", "no brackets", "(2 a))", "(2)", ""])
 def test_a_broken_tree_is_named(tmp_path, tree):
     path = write(tmp_path / "trees.txt", f"{TREE}\n{tree}\n")
     with pytest.raises(CorpusError, match=r"trees\.txt, line 2: not a labelled tree"):
-        rows(sst.trees, path, labels="five")
-    kept, skipped = skipping(sst.trees, path, labels="five")
+        rows(readers.sst_trees, path, labels="five")
+    kept, skipped = skipping(readers.sst_trees, path, labels="five")
     assert (len(kept), skipped) == (1, {"not a labelled tree": 1})
 
 
 def test_glue(tmp_path):
     path = write(tmp_path / "train.tsv", "sentence\tlabel\nvery good \t1\nbad\t0\nodd\t2\n")
-    with pytest.raises(CorpusError, match=r"line 4: unknown label: '2' is not 0 to 1"):
-        rows(sst.glue, path)
-    assert len(skipping(sst.glue, path)[0]) == 2
+    with pytest.raises(CorpusError, match=r"line 4: unknown label: '2' is not 0 or 1"):
+        rows(readers.glue, path)
+    assert len(skipping(readers.glue, path)[0]) == 2
     marked = tmp_path / "marked.tsv"
     marked.write_bytes(b"\xef\xbb\xbfsentence\tlabel\nvery good \t1\n")
-    assert len(rows(sst.glue, marked)) == 1
+    assert len(rows(readers.glue, marked)) == 1
     with pytest.raises(CorpusError, match="the header lacks sentence, label; it has text, score"):
-        rows(sst.glue, write(tmp_path / "other.tsv", "text\tscore\n"))
+        rows(readers.glue, write(tmp_path / "other.tsv", "text\tscore\n"))
 
 
 def test_imdb_folder_and_table(tmp_path):
@@ -128,18 +130,12 @@ def test_imdb_folder_and_table(tmp_path):
         (tmp_path / "train" / label).mkdir(parents=True)
         write(tmp_path / "train" / label / "0_1.txt", content)
     expected = [{"text": "Bad.<br />Really.", "label": 0}, {"text": "Good.", "label": 1}]
-    assert rows(imdb.reviews, tmp_path / "train") == expected
+    assert rows(readers.imdb, tmp_path / "train") == expected
     table = write(tmp_path / "train.tsv", "0\t1\t0\tBad.<br />Really.\n1\t9\t0\tGood.\n")
-    assert rows(imdb.reviews, table) == expected
+    assert rows(readers.imdb, table) == expected
     (tmp_path / "train" / "pos" / "0_1.txt").unlink()
     with pytest.raises(CorpusError, match=r"pos holds no \.txt review"):
-        rows(imdb.reviews, tmp_path / "train")
-
-
-def test_labelled_table(tmp_path):
-    path = write(tmp_path / "a.tsv", "2\tfine\n0\t\n")
-    kept, skipped = skipping(labelled.tsv, path, num_labels=3)
-    assert (kept, skipped) == ([{"text": "fine", "label": 2}], {"empty text": 1})
+        rows(readers.imdb, tmp_path / "train")
 
 
 LINZEN_HEADER = (
@@ -149,41 +145,31 @@ LINZEN_HEADER = (
 
 def test_linzen_counts_the_verb_from_one(tmp_path):
     path = write(tmp_path / "agr.tsv", LINZEN_HEADER + "the keys to it are here\t-\tkeys\tVBP\t2\t5\t0\t3\n")
-    assert rows(agreement.linzen, path) == [
+    assert rows(readers.linzen, path) == [
         {"text": "the keys to it", "label": 1, "attractors": 0, "distance": 3}
     ]
 
 
-def test_sentences_count_the_verb_from_zero(tmp_path):
-    header = "sentence\tsubj_idx\tverb_idx\tverb_pos\tverb\tinflected_verb\n"
-    path = write(tmp_path / "wiki.tsv", header + "a priest explains that\t1\t2\tVBZ\texplains\texplain\n")
-    assert rows(agreement.sentences, path) == [
-        {"text": "a priest", "label": 0, "attractors": -1, "distance": 1}
+def test_a_verb_outside_the_sentence_is_named(tmp_path):
+    path = write(tmp_path / "agr.tsv", LINZEN_HEADER + "the keys are\t-\tkeys\tVBP\t2\t9\t0\t3\n")
+    with pytest.raises(CorpusError, match="line 2: verb position outside the sentence: '9' of 3 words"):
+        rows(readers.linzen, path)
+
+
+def test_agreement_subset(tmp_path):
+    lines = ("VBZ NA train x key", "VBP 3 dev x keys", "VBP many dev x a", "VBD 0 test x a")
+    subset = write(tmp_path / "all.tsv", "\n".join(lines).replace(" ", "\t"))
+    assert rows(readers.agreement_subset, subset, split="train") == [
+        {"text": "key", "label": 0, "attractors": -1, "distance": -1}
     ]
-    outside = write(tmp_path / "bad.tsv", header + "a priest explains\t1\t9\tVBZ\texplains\texplain\n")
-    with pytest.raises(CorpusError, match="verb position outside the sentence: '9' of 3 words"):
-        rows(agreement.sentences, outside)
-
-
-def test_numpred_subset_and_parsed(tmp_path):
-    numpred = write(tmp_path / "numpred.test.2", "VBP\tthe keys\nVBD\tthe key\n")
-    with pytest.raises(CorpusError, match="line 2: unknown label: 'VBD' is neither VBZ nor VBP"):
-        rows(agreement.numpred, numpred, attractors=2)
-    assert skipping(agreement.numpred, numpred, attractors=2)[0][0]["attractors"] == 2
-    subset = write(
-        tmp_path / "all.tsv", "VBZ\tNA\ttrain\tx\tthe key\nVBP\t3\tdev\tx\tthe keys\nVBP\tmany\tdev\tx\ta\n"
-    )
-    assert rows(agreement.subset, subset, split="train")[0]["attractors"] == -1
     with pytest.raises(CorpusError, match="line 3: attractors is not a whole number: 'many'"):
-        rows(agreement.subset, subset, split="dev")
-    parsed = write(tmp_path / "parsed.tsv", "VBP\t2\t2\t5\tlead\timdb\tmy years in it\n")
-    assert rows(agreement.parsed, parsed) == [
-        {"text": "my years in it", "label": 1, "attractors": 2, "distance": 5}
-    ]
+        rows(readers.agreement_subset, subset, split="dev")
+    with pytest.raises(CorpusError, match="line 4: unknown label: 'VBD' is neither VBZ nor VBP"):
+        rows(readers.agreement_subset, subset, split="test")
 
 
 def test_text_blank_lines(tmp_path):
     path = write(tmp_path / "wiki.txt", " \n = Title = \n")
-    assert [row["text"] for row in rows(text.lines, path, blank="keep")] == ["", "= Title ="]
+    assert [row["text"] for row in rows(readers.text, path, blank="keep")] == ["", "= Title ="]
     with pytest.raises(CorpusError, match="line 1: empty text"):
-        rows(text.lines, path, blank="error")
+        rows(readers.text, path, blank="error")

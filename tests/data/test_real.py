@@ -4,9 +4,8 @@ import pytest
 
 from diffwindow.data.batching import TokenBatches
 from diffwindow.data.corpora import recipe_of
-from diffwindow.data.lines import Audit, located
+from diffwindow.data.lines import Audit
 from diffwindow.data.prepare import prepare
-from diffwindow.data.readers import agreement
 
 ROWS = {
     "multi30k-en-de": {"train": 29_000, "valid": 1_014, "test": 1_000, "test2017": 1_000, "mscoco": 461},
@@ -41,24 +40,6 @@ def test_parts_add_up(real_data, name, unchecked):
     found = counts(name, real_data)
     assert sum(found.values()) == TOTALS[name]
     assert min(found.values()) > 1_000
-
-
-@pytest.mark.slow
-def test_agreement_forms(real_data, unchecked):
-    def count(reader, name, **options):
-        return sum(1 for _ in reader(*located(real_data / "sva", name), Audit(), **options))
-
-    for attractors, rows in {1: 52_599, 2: 9_380, 3: 2_051, 4: 561, 5: 159}.items():
-        assert (
-            count(agreement.numpred, f"linzen_numpred/numpred.test.{attractors}", attractors=attractors)
-            == rows
-        )
-    assert count(agreement.numpred, "linzen_numpred/numpred.val") == 15_772
-    # one line less than the file: its header
-    assert count(agreement.sentences, "edinburgh_full_sentences/wiki-dev.tsv") == 1_000
-    assert count(agreement.sentences, "edinburgh_full_sentences/wiki-test.tsv") == 4_000
-    assert count(agreement.parsed, "derived_auto_parsed/derived_wikitext2.tsv") == 10_001
-    assert count(agreement.parsed, "derived_auto_parsed/derived_imdb_train.tsv") == 61_009
 
 
 def test_multi30k_wastes_little_padding(real_data, tmp_path, unchecked):

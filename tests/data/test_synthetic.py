@@ -2,8 +2,8 @@ from collections import Counter
 
 import pytest
 
-from diffwindow.data.synthetic import agreement, reorder, words
-from diffwindow.data.synthetic.reorder import translate_word
+from diffwindow.data import synthetic as words
+from diffwindow.data.synthetic import agreement, reorder, translate_word
 
 NUMBER = {form: plural for pair in words.PEOPLE + words.THINGS for plural, form in enumerate(pair)}
 VERBS = {form: plural for pair in words.PERSON_VERBS + words.THING_VERBS for plural, form in enumerate(pair)}

@@ -11,24 +11,22 @@ from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 
+from diffwindow.data import readers
 from diffwindow.data.lines import CorpusError, NoFolderError, Row
-from diffwindow.data.readers import agreement as sva
-from diffwindow.data.readers import imdb, parallel, sst, text
 from diffwindow.data.recipe import Corpus, Files, Hub, Recipe, Settings, Source, Vocabulary, source_of
-from diffwindow.data.synthetic import agreement, reorder
-from diffwindow.data.synthetic.words import Part
+from diffwindow.data.synthetic import Part, agreement, reorder
 
 GENERATED_ROWS = 20_000
 
 
 def two_files(source: Path, target: Path) -> Source:
     """Read two line-aligned files."""
-    return source_of(parallel.two_files, (source,), (target,))
+    return source_of(readers.parallel_files, (source,), (target,))
 
 
 def tsv_pairs(path: Path) -> Source:
     """Read `source<TAB>target` lines."""
-    return source_of(parallel.tsv, (path,))
+    return source_of(readers.parallel_tsv, (path,))
 
 
 def plain_text(*paths: Path) -> Source:
@@ -45,7 +43,7 @@ def _parallel(names: dict[str, str], *folders: str, optional: tuple[str, ...] = 
     """Return the splits of two files `name.language` each, in one of the folders."""
     return {
         split: Files(
-            parallel.two_files,
+            readers.parallel_files,
             tuple(f"{folder}{name}.{{side}}" for folder in (*folders, "")),
             optional=split in optional,
         )
@@ -60,8 +58,8 @@ def _divided(
     return {split: Files(reader, names, share) for split, share in shares.items()}
 
 
-_RUNNING_TEXT = partial(text.lines, blank="keep")
-_SENTENCES = partial(text.lines, blank="error")
+_RUNNING_TEXT = partial(readers.text, blank="keep")
+_SENTENCES = partial(readers.text, blank="error")
 _RESEARCH = "no licence stated; for research"
 _BPE_8K = Vocabulary("bpe", 8_192)
 _OFFICIAL = {"train": "train", "valid": "validation", "test": "test"}
@@ -144,7 +142,7 @@ def _tatoeba(target: str, size: str) -> Corpus:
         origin="https://www.manythings.org/anki/ (as lines of english<TAB>translation)",
         # by the English sentence: its several translations stay together
         splits=_divided(
-            parallel.tsv,
+            readers.parallel_tsv,
             (f"tatoeba/{name}", name),
             train=range(20, 1000),
             valid=range(10),
@@ -155,7 +153,7 @@ def _tatoeba(target: str, size: str) -> Corpus:
     )
 
 
-def _sst(name: str, use: str, size: str, labels: sst.Labels, *, phrases: bool = True) -> Corpus:
+def _sst(name: str, use: str, size: str, labels: readers.SentimentLabels, *, phrases: bool = True) -> Corpus:
     def tree(split: str, *, phrases: bool) -> Files:
         names = (
             f"trees/{split}.txt",
@@ -163,7 +161,7 @@ def _sst(name: str, use: str, size: str, labels: sst.Labels, *, phrases: bool = 
             f"trees_{split}.ptb.txt",
             f"{split}.txt",
         )
-        return Files(partial(sst.trees, labels=labels, phrases=phrases), names)
+        return Files(partial(readers.sst_trees, labels=labels, phrases=phrases), names)
 
     return Corpus(
         name,
@@ -192,7 +190,7 @@ def _sst2_glue() -> Corpus:
         licence=_RESEARCH,
         origin="https://gluebenchmark.com/",
         splits={
-            split: Files(sst.glue, (f"sst2-glue/{name}.tsv", f"SST-2/{name}.tsv", f"{name}.tsv"))
+            split: Files(readers.glue, (f"sst2-glue/{name}.tsv", f"SST-2/{name}.tsv", f"{name}.tsv"))
             for split, name in {"train": "train", "valid": "dev"}.items()
         },
         hub=Hub(
@@ -211,7 +209,7 @@ def _imdb() -> Corpus:
         return (f"imdb/imdb_{split}.tsv", f"imdb_{split}.tsv", f"aclImdb/{split}", f"imdb/{split}", split)
 
     # there is no official validation split: a tenth of the training reviews
-    divided = _divided(imdb.reviews, names("train"), train=range(100, 1000), valid=range(100))
+    divided = _divided(readers.imdb, names("train"), train=range(100, 1000), valid=range(100))
     return Corpus(
         "imdb",
         "classification",
@@ -220,7 +218,7 @@ def _imdb() -> Corpus:
         size="50,000 reviews",
         licence=_RESEARCH,
         origin="https://ai.stanford.edu/~amaas/data/sentiment/",
-        splits={**divided, "test": Files(imdb.reviews, names("test"))},
+        splits={**divided, "test": Files(readers.imdb, names("test"))},
         hub=Hub(
             "stanfordnlp/imdb",
             None,
@@ -336,7 +334,7 @@ _ALL = (
         origin="https://github.com/TalLinzen/rnn_agreement",
         # the shares of Linzen et al.: 9 % training, 1 % validation, 90 % test
         splits=_divided(
-            sva.linzen,
+            readers.linzen,
             (f"sva/{_LINZEN}", _LINZEN),
             train=range(90),
             valid=range(90, 100),
@@ -356,7 +354,7 @@ _ALL = (
         "wiki-test, cut before the verb), as rows `label, attractors or NA, train|dev|test, source, prefix`, "
         "divided by SHA-1 of the prefix modulo 100: train below 80, dev below 90",
         splits={
-            split: Files(partial(sva.subset, split=name), (f"sva/{_SUBSET}", _SUBSET))
+            split: Files(partial(readers.agreement_subset, split=name), (f"sva/{_SUBSET}", _SUBSET))
             for split, name in {"train": "train", "valid": "dev", "test": "test"}.items()
         },
         preset=_SVA,

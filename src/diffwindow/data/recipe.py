@@ -13,7 +13,7 @@ from typing import Any
 
 from diffwindow.data.lines import Audit, CorpusError, Row, located
 from diffwindow.data.store import TASKS
-from diffwindow.data.synthetic.words import Part
+from diffwindow.data.synthetic import Part
 from diffwindow.data.tokenizer import Kind
 
 Reader = Callable[[Audit], Iterator[Row]]

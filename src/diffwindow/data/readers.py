@@ -1,0 +1,204 @@
+"""Readers: each yields the rows of one kind of file and reports what it found to an `Audit`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import zip_longest
+from pathlib import Path
+from typing import Literal
+
+from diffwindow.data.lines import (
+    MAX_LINE,
+    Audit,
+    CorpusError,
+    Row,
+    decoded,
+    headed_rows,
+    opened,
+    raw_lines,
+    table_rows,
+    text_lines,
+)
+
+Blank = Literal["keep", "error"]
+SentimentLabels = Literal["binary", "five"]
+# the singular and plural verb tags of the agreement files
+VERB_NUMBERS = {"VBZ": 0, "VBP": 1}
+UNKNOWN_COUNT = -1
+
+
+def text(path: Path, audit: Audit, *, blank: Blank) -> Iterator[Row]:
+    """Yield {text} of every line.
+
+    `keep` turns a blank line into an empty row (running text such as WikiText, where it ends a paragraph);
+    with `error` it is a bad row (one sentence per line, such as the 1B-word shards).
+    """
+    for number, line in text_lines(path, audit):
+        if blank == "error" and not line.strip():
+            audit.bad(path, number, "empty text")
+        else:
+            yield {"text": line.strip()}
+
+
+def parallel_files(source: Path, target: Path, audit: Audit) -> Iterator[Row]:
+    """Yield {source, target} of two line-aligned files."""
+    pairs = zip_longest(raw_lines(source, audit), raw_lines(target, audit))
+    for number, (left, right) in enumerate(pairs, 1):
+        if left is None or right is None:
+            shorter, longer = (source, target) if left is None else (target, source)
+            detail = f"{shorter} ends after line {number - 1}, so the files differ"
+            audit.bad(longer, number, "line without a partner", detail)
+            continue
+        first, second = decoded(left, source, number, audit), decoded(right, target, number, audit)
+        if first is not None and second is not None:
+            yield from _pair(first, second, (source, target), number, audit)
+
+
+def parallel_tsv(path: Path, audit: Audit) -> Iterator[Row]:
+    """Yield {source, target} of `source<TAB>target` lines."""
+    for number, (source, target) in table_rows(path, audit, columns=2):
+        yield from _pair(source, target, (path, path), number, audit)
+
+
+def _pair(source: str, target: str, paths: tuple[Path, Path], number: int, audit: Audit) -> Iterator[Row]:
+    if not source.strip():
+        audit.bad(paths[0], number, "empty source")
+    elif not target.strip():
+        audit.bad(paths[1], number, "empty target")
+    else:
+        yield {"source": source, "target": target}
+
+
+def _labelled(text: str, label: str, path: Path, number: int, audit: Audit) -> Iterator[Row]:
+    """Yield one {text, label} row of a corpus with the labels 0 and 1 after checking it."""
+    if label not in {"0", "1"}:
+        audit.bad(path, number, "unknown label", f"{label!r} is not 0 or 1")
+    elif not text.strip():
+        audit.bad(path, number, "empty text")
+    else:
+        yield {"text": text, "label": int(label)}
+
+
+def glue(path: Path, audit: Audit) -> Iterator[Row]:
+    """Yield {text, label} of GLUE's SST-2 TSV (header: sentence, label)."""
+    for number, (text, label) in headed_rows(path, audit, wanted=("sentence", "label")):
+        yield from _labelled(text, label, path, number, audit)
+
+
+def imdb(path: Path, audit: Audit) -> Iterator[Row]:
+    """Yield {text, label} of a split: a folder with neg/ and pos/, or a TSV (label, rating, id, text)."""
+    if not path.is_dir():
+        for number, (label, _, _, text) in table_rows(path, audit, columns=4):
+            yield from _labelled(text, label, path, number, audit)
+        return
+    for name, label in {"neg": "0", "pos": "1"}.items():
+        files = sorted((path / name).glob("*.txt"))
+        if not files:
+            raise CorpusError(f"{path / name} holds no .txt review; unpack the whole aclImdb archive")
+        for file in files:
+            with opened(file) as review:
+                raw = review.read(MAX_LINE + 1)
+            audit.swallowed(len(raw))
+            if (content := decoded(raw, file, 1, audit)) is not None:
+                yield from _labelled(content.strip(), label, file, 1, audit)
+
+
+def phrases_of(tree: str) -> list[tuple[int, str]]:
+    """Return (label, text) of every node of a PTB tree, the whole sentence last.
+
+    >>> phrases_of("(3 (2 It) (4 (2 's) (4 good)))")
+    [(2, 'It'), (2, "'s"), (4, 'good'), (4, "'s good"), (3, "It 's good")]
+    """
+    phrases: list[tuple[int, str]] = []
+    stack: list[tuple[int, list[str]]] = []
+    # only ASCII spaces separate: a few tokens hold a no-break space
+    for part in tree.replace("(", " ( ").replace(")", " ) ").split(" "):
+        if not part:
+            continue
+        if part == "(":
+            stack.append((-1, []))
+        elif part == ")":
+            label, words = stack.pop()
+            if not words:
+                raise ValueError("a phrase without words")
+            phrases.append((label, " ".join(words)))
+            if stack:
+                stack[-1][1].extend(words)
+        elif stack[-1][0] < 0:
+            if part not in {"0", "1", "2", "3", "4"}:
+                raise ValueError(f"label {part!r} is not 0 to 4")
+            stack[-1] = (int(part), stack[-1][1])
+        else:
+            stack[-1][1].append(part)
+    if stack or not phrases:
+        raise ValueError("unbalanced brackets")
+    return phrases
+
+
+def sst_trees(path: Path, audit: Audit, *, labels: SentimentLabels, phrases: bool = False) -> Iterator[Row]:
+    """Yield {text, label} of each sentence of the Stanford Sentiment Treebank, or of each distinct phrase.
+
+    `binary` maps 0 and 1 to 0, 3 and 4 to 1, and has no neutral rows, as published. A phrase that occurs
+    with several labels is kept once with each.
+    """
+    classes = {0: 0, 1: 0, 3: 1, 4: 1} if labels == "binary" else {label: label for label in range(5)}
+    seen: set[tuple[int, str]] = set()
+    for number, line in text_lines(path, audit):
+        try:
+            nodes = phrases_of(line)
+        except (ValueError, IndexError) as error:
+            audit.bad(path, number, "not a labelled tree", str(error))
+            continue
+        for label, phrase in reversed(nodes) if phrases else nodes[-1:]:
+            if label not in classes or (phrases and (label, phrase) in seen):
+                continue
+            seen.add((label, phrase))
+            yield {"text": phrase, "label": classes[label]}
+
+
+def linzen(path: Path, audit: Audit) -> Iterator[Row]:
+    """Yield the rows of Linzen's agreement corpus (agr_50_mostcommon_10K.tsv): the words before a verb.
+
+    A row is {text, label, attractors, distance}: label 0 is singular (VBZ), 1 plural (VBP); attractors are
+    the nouns of the other number between subject and verb.
+    """
+    wanted = ("sentence", "verb_pos", "verb_index", "n_diff_intervening", "distance")
+    for number, (sentence, tag, verb, attractors, distance) in headed_rows(path, audit, wanted=wanted):
+        words = sentence.split(" ")
+        # the verb's index counts from 1
+        if verb.isdigit() and 1 < int(verb) <= len(words):
+            prefix = " ".join(words[: int(verb) - 1])
+            yield from _agreement(prefix, tag, attractors, distance, path, number, audit)
+        else:
+            detail = f"{verb!r} of {len(words)} words"
+            audit.bad(path, number, "verb position outside the sentence", detail)
+
+
+def agreement_subset(path: Path, audit: Audit, *, split: str) -> Iterator[Row]:
+    """Yield the rows of one split of a `label, attractors, split, source, prefix` file, as `linzen` does."""
+    for number, (tag, attractors, row_split, _, prefix) in table_rows(path, audit, columns=5):
+        if row_split == split:
+            yield from _agreement(prefix, tag, attractors, "NA", path, number, audit)
+        elif row_split not in {"train", "dev", "test"}:
+            audit.bad(path, number, "unknown split", repr(row_split))
+
+
+def _agreement(
+    prefix: str, tag: str, attractors: str, distance: str, path: Path, number: int, audit: Audit
+) -> Iterator[Row]:
+    """Yield one row after checking it; -1 stands for a count that the file does not give."""
+    counts = {"attractors": attractors, "distance": distance}
+    wrong = next((name for name, cell in counts.items() if cell != "NA" and not _is_count(cell)), None)
+    if tag not in VERB_NUMBERS:
+        audit.bad(path, number, "unknown label", f"{tag!r} is neither VBZ nor VBP")
+    elif not prefix.strip():
+        audit.bad(path, number, "empty text")
+    elif wrong:
+        audit.bad(path, number, f"{wrong} is not a whole number", repr(counts[wrong]))
+    else:
+        row: Row = {"text": prefix, "label": VERB_NUMBERS[tag]}
+        yield row | {name: UNKNOWN_COUNT if cell == "NA" else int(cell) for name, cell in counts.items()}
+
+
+def _is_count(cell: str) -> bool:
+    return cell.isascii() and cell.isdigit()
