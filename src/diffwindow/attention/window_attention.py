@@ -288,7 +288,7 @@ def mix_heads(
     >>> mix_heads(torch.ones(1, 2, 1, 1), torch.zeros(1, 2, 1, 1), torch.tensor([0.0, 0.25])).flatten()
     tensor([1.0000, 0.7500])
     """
-    return torch.lerp(plain, windowed, gate.to(plain.dtype)[:, None, None])
+    return torch.lerp(plain, windowed.to(plain.dtype), gate.to(plain.dtype)[:, None, None])
 
 
 def _check_boundary_dim(boundary_dim: int, head_dim: int) -> None:

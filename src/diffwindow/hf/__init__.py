@@ -1,0 +1,51 @@
+"""Windows in models of the `transformers` library, and our models on the Hugging Face hub (extra `hf`)."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from diffwindow.extras import require
+
+if TYPE_CHECKING:
+    from diffwindow.hf.auto_models import as_transformers, register_auto_models, transformers_tokenizer
+    from diffwindow.hf.checkpoint import load_windows, save_windows
+    from diffwindow.hf.families import FAMILIES, Family
+    from diffwindow.hf.windows import add_windows, freeze_base, remove_windows, windows_of
+
+# Imported on first use, so that `transformers` is only needed by what uses it.
+_HOMES = {
+    "FAMILIES": "families",
+    "Family": "families",
+    "add_windows": "windows",
+    "as_transformers": "auto_models",
+    "freeze_base": "windows",
+    "load_windows": "checkpoint",
+    "register_auto_models": "auto_models",
+    "remove_windows": "windows",
+    "save_windows": "checkpoint",
+    "transformers_tokenizer": "auto_models",
+    "windows_of": "windows",
+}
+__all__ = [
+    "FAMILIES",
+    "Family",
+    "add_windows",
+    "as_transformers",
+    "freeze_base",
+    "load_windows",
+    "register_auto_models",
+    "remove_windows",
+    "save_windows",
+    "transformers_tokenizer",
+    "windows_of",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'diffwindow.hf' has no attribute {name!r}")
+    require("transformers", "huggingface_hub")
+    return getattr(import_module(f"diffwindow.hf.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,92 @@
+"""The attention function that transformers models call, and the mask function that belongs to it."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from diffwindow.attention.visibility import first_true
+
+IMPLEMENTATION = "diffwindow"
+# The name of an AddedWindow in its attention module.
+CHILD = "added_window"
+# Arguments of the interface that change the scores in ways that windows do not know.
+UNSUPPORTED = ("softcap", "s_aux", "cache")
+
+
+def register() -> None:
+    """Make the implementation known to transformers; more than once does no harm."""
+    AttentionInterface.register(IMPLEMENTATION, window_attention_forward)
+    # Without a mask function of its own an implementation gets no causal mask.
+    AttentionMaskInterface.register(IMPLEMENTATION, sdpa_mask)
+
+
+# transformers passes what it likes beside these, and calls by keyword: hence the open signature
+def window_attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    position_bias: Tensor | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Attend through the window of a module that has one, with the call of the attention interface."""
+    window = getattr(module, CHILD, None)
+    if window is None:
+        output: tuple[Tensor, None] = sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=is_causal,
+            position_bias=position_bias, **others,
+        )  # fmt: skip
+        return output
+    for name in UNSUPPORTED:
+        if others.get(name) is not None:
+            raise ValueError(
+                f"{type(module).__name__} passes {name}, which window attention does not support"
+            )
+    causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+    causal = causal and attention_mask is None and query.shape[2] > 1
+    if causal and key.shape[2] > query.shape[2]:
+        # the first call with a static cache: what is behind the queries is not written yet
+        key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
+        position_bias = None if position_bias is None else position_bias[..., : query.shape[2]]
+    mask, bias = _mask_and_bias(attention_mask, position_bias, key.shape[2])
+    heads = window(
+        query,
+        key,
+        value,
+        attn_mask=mask,
+        attn_bias=bias,
+        is_causal=causal,
+        segment_origin=_first_visible_key(mask, query.shape[0]),
+        scale=scaling,
+        dropout_p=dropout,
+    )
+    return heads.transpose(1, 2).contiguous(), None
+
+
+def _mask_and_bias(
+    attention_mask: Tensor | None, position_bias: Tensor | None, num_keys: int
+) -> tuple[Tensor | None, Tensor | None]:
+    """Split what transformers passes into a boolean mask and a bias; a float mask may be both."""
+    if attention_mask is None:
+        return None, position_bias
+    attention_mask = attention_mask[..., :num_keys]
+    if attention_mask.dtype == torch.bool:
+        return attention_mask, position_bias
+    visible = attention_mask > torch.finfo(attention_mask.dtype).min
+    added = attention_mask.masked_fill(~visible, 0.0)
+    return visible, added if position_bias is None else added + position_bias
+
+
+def _first_visible_key(mask: Tensor | None, batch: int) -> Tensor | None:
+    """Return where the segments of each sequence start: at the first key that any of its queries sees."""
+    if mask is None:
+        return None
+    return first_true(mask.flatten(1, -2).any(1).expand(batch, -1))

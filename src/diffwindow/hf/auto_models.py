@@ -1,0 +1,322 @@
+"""Our models as transformers models, for `generate`, `pipeline` and the Auto classes.
+
+`as_transformers(model)` wraps a model of ours; the wrapper's `save_pretrained` writes a folder that
+`AutoModelForSeq2SeqLM`, `AutoModelForCausalLM` or `AutoModelForSequenceClassification` loads.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+    Cache,
+    EncoderDecoderCache,
+    GenerationMixin,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
+from transformers.modeling_outputs import (
+    BaseModelOutput,
+    CausalLMOutputWithPast,
+    Seq2SeqLMOutput,
+    SequenceClassifierOutput,
+)
+
+from diffwindow.attention.key_cache import KeyCache
+from diffwindow.attention.visibility import EVERYTHING, View, first_true, padded_view
+from diffwindow.data.tokenizer import BOS, EOS, PAD, SPECIAL, UNK
+from diffwindow.models.build import MODELS, Model, read_config
+from diffwindow.models.translator import Translator
+
+# What is put around a text: a translator reads sources with their end, a language model begins.
+TEMPLATES = {"translator": "$A </s>", "language_model": "<s> $A", "classifier": "$A"}
+IGNORED = -100
+
+
+class TranslatorAutoConfig(PreTrainedConfig):
+    """The settings of a Translator, in `settings`, beside what transformers wants to know."""
+
+    model_type = "diffwindow_translator"
+
+    def __init__(self, settings: dict[str, Any] | None = None, **others: Any) -> None:
+        common = {"is_encoder_decoder": True, "decoder_start_token_id": BOS}
+        super().__init__(**(common | _fields(settings) | others))
+
+
+class LanguageModelAutoConfig(PreTrainedConfig):
+    """The settings of a LanguageModel, in `settings`, beside what transformers wants to know."""
+
+    model_type = "diffwindow_language_model"
+
+    def __init__(self, settings: dict[str, Any] | None = None, **others: Any) -> None:
+        super().__init__(**(_fields(settings) | others))
+
+
+class ClassifierAutoConfig(PreTrainedConfig):
+    """The settings of a Classifier, in `settings`, beside what transformers wants to know."""
+
+    model_type = "diffwindow_classifier"
+
+    def __init__(self, settings: dict[str, Any] | None = None, **others: Any) -> None:
+        labels = {} if "id2label" in others or not settings else {"num_labels": settings["num_classes"]}
+        super().__init__(**(labels | _fields(settings) | others))
+
+
+def _fields(settings: dict[str, Any] | None) -> dict[str, Any]:
+    """Return our settings and, under the names that transformers looks for, some of them again."""
+    settings = settings or {}
+    return {
+        "settings": settings,
+        "vocab_size": settings.get("vocab_size"),
+        "hidden_size": settings.get("embed_dim"),
+        "num_attention_heads": settings.get("num_heads"),
+        "num_hidden_layers": settings.get("decoder_layers", settings.get("num_layers")),
+        "pad_token_id": PAD,
+        "bos_token_id": BOS,
+        "eos_token_id": EOS,
+        "tie_word_embeddings": False,
+    }
+
+
+class _Wrapped(PreTrainedModel):
+    """A model of ours in the frame of transformers; `model` is the one inside."""
+
+    base_model_prefix = "model"
+    main_input_name = "input_ids"
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        settings = read_config(config.settings)
+        self.model: Any = MODELS[settings.model](settings)  # type: ignore[arg-type]
+        self.post_init()
+        if self.can_generate():
+            # our own search never proposes these
+            self.generation_config.suppress_tokens = [PAD, BOS]
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Leave the weights as our own models initialise them."""
+
+
+class TranslatorForSeq2SeqLM(_Wrapped, GenerationMixin):
+    """A Translator as a transformers model."""
+
+    config_class = TranslatorAutoConfig
+
+    def get_encoder(self, modality: str | None = None) -> nn.Module:
+        """Return the encoder, as `generate` calls it."""
+        return _Encoder(self.model)
+
+    # the names are those that transformers calls with; it passes more that a model may leave alone
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        encoder_outputs: Any = None,
+        past_key_values: Any = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        **_: Any,
+    ) -> Seq2SeqLMOutput:
+        """Give the logits after each token of `decoder_input_ids`, which default to `labels` moved right."""
+        if decoder_input_ids is None and labels is not None:
+            decoder_input_ids = F.pad(labels.masked_fill(labels == IGNORED, PAD)[:, :-1], (1, 0), value=BOS)
+        if decoder_input_ids is None:
+            raise ValueError("decoder_input_ids is missing; give it, or labels")
+        if attention_mask is None and input_ids is not None:
+            attention_mask = input_ids != PAD
+        if encoder_outputs is None:
+            encoder_outputs = self.get_encoder()(input_ids, attention_mask)
+        encoded: Any = encoder_outputs[0]
+        source = padded_view(None if attention_mask is None else attention_mask.bool())
+        caches, memory = [], self._memory(encoded, past_key_values)
+        past = 0
+        if past_key_values is not None:
+            own = getattr(past_key_values, "self_attention_cache", past_key_values)
+            past = int(own.get_seq_length())
+            caches = [_LayerCache(own, layer) for layer in range(len(self.model.decoder.layers))]
+        x = self.model.embedding(decoder_input_ids, _positions(decoder_input_ids, past))
+        view = _causal_view(decoder_input_ids, past, None)
+        hidden = self.model.decoder(x, view, memory=memory, memory_view=source, caches=caches)
+        logits = self.model.embedding.logits(hidden)
+        loss: Any = None if labels is None else _token_loss(logits, labels)
+        return Seq2SeqLMOutput(
+            loss=loss,
+            logits=logits,
+            past_key_values=past_key_values,
+            encoder_last_hidden_state=encoded,
+        )
+
+    def _memory(self, encoded: Tensor, past_key_values: Cache | None) -> list[Tensor]:
+        """Project the source's keys for each layer, once where there is a cache to keep them in."""
+        if not isinstance(past_key_values, EncoderDecoderCache):
+            memory: list[Tensor] = self.model.decoder.project_memory(encoded)
+            return memory
+        cross, updated = past_key_values.cross_attention_cache, past_key_values.is_updated
+        if not updated.get(0):
+            for layer, keys in enumerate(self.model.decoder.project_memory(encoded)):
+                _LayerCache(cross, layer).append(keys)
+                updated[layer] = True
+        layers: list[Any] = list(cross.layers)
+        return [layer.keys[:, 0] for layer in layers]
+
+
+class LanguageModelForCausalLM(_Wrapped, GenerationMixin):
+    """A LanguageModel as a transformers model."""
+
+    config_class = LanguageModelAutoConfig
+
+    # the names are those that transformers calls with; it passes more that a model may leave alone
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int = 0,
+        **_: Any,
+    ) -> CausalLMOutputWithPast:
+        """Give the logits after each token; `labels` are the tokens themselves, moved here."""
+        if input_ids is None:
+            raise ValueError("input_ids is missing")
+        past = 0 if past_key_values is None else int(past_key_values.get_seq_length())
+        mask = None if attention_mask is None else attention_mask.bool()
+        origin = None if mask is None else first_true(mask)
+        caches = []
+        if past_key_values is not None:
+            caches = [_LayerCache(past_key_values, layer) for layer in range(len(self.model.decoder.layers))]
+        x = self.model.embedding(input_ids, _positions(input_ids, past, origin))
+        hidden = self.model.decoder(x, _causal_view(input_ids, past, mask), caches=caches)
+        logits = self.model.embedding.logits(hidden[:, -logits_to_keep:] if logits_to_keep else hidden)
+        loss: Any = None if labels is None else _token_loss(logits[:, :-1], labels[:, 1:])
+        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past_key_values)
+
+
+class ClassifierForSequenceClassification(_Wrapped):
+    """A Classifier as a transformers model."""
+
+    config_class = ClassifierAutoConfig
+
+    # the names are those that transformers calls with; it passes more that a model may leave alone
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        **_: Any,
+    ) -> SequenceClassifierOutput:
+        """Give the logits of the classes."""
+        logits = self.model(input_ids, None if attention_mask is None else attention_mask.bool())
+        loss: Any = None if labels is None else F.cross_entropy(logits.float(), labels)
+        return SequenceClassifierOutput(loss=loss, logits=logits)
+
+
+WRAPPERS: dict[str, type[_Wrapped]] = {
+    "translator": TranslatorForSeq2SeqLM,
+    "language_model": LanguageModelForCausalLM,
+    "classifier": ClassifierForSequenceClassification,
+}
+
+
+def as_transformers(model: Model) -> PreTrainedModel:
+    """Wrap a model of ours, which stays the same object, as a transformers model."""
+    register_auto_models()
+    wrapper = WRAPPERS[model.config.model]
+    config_class: Any = wrapper.config_class
+    # made without memory for weights: those of the model take their place
+    with torch.device("meta"):
+        wrapped = wrapper(config_class(settings=model.config.model_dump()))
+    wrapped.model = model
+    wrapped.train(model.training)
+    return wrapped
+
+
+def transformers_tokenizer(folder: str | Path, model: str) -> PreTrainedTokenizerFast:
+    """Make the tokenizer of a model folder of ours one of transformers; `model` is the kind of model.
+
+    What Moses does before and after is not part of it.
+    """
+    from tokenizers.processors import TemplateProcessing
+
+    names = dict(enumerate(SPECIAL))
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_file=str(Path(folder) / "tokenizer.json"), pad_token=names[PAD], bos_token=names[BOS],
+        eos_token=names[EOS], unk_token=names[UNK], clean_up_tokenization_spaces=False,
+    )  # fmt: skip
+    special = [(names[BOS], BOS), (names[EOS], EOS)]
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=TEMPLATES[model], special_tokens=special
+    )
+    return tokenizer
+
+
+def register_auto_models() -> None:
+    """Make our models known to transformers' Auto classes; more than once does no harm."""
+    for auto, wrapper in (
+        (AutoModelForSeq2SeqLM, TranslatorForSeq2SeqLM),
+        (AutoModelForCausalLM, LanguageModelForCausalLM),
+        (AutoModelForSequenceClassification, ClassifierForSequenceClassification),
+    ):
+        config: Any = wrapper.config_class
+        AutoConfig.register(config.model_type, config, exist_ok=True)
+        auto.register(config, wrapper, exist_ok=True)
+
+
+class _Encoder(nn.Module):
+    def __init__(self, translator: Translator) -> None:
+        super().__init__()
+        self.translator = translator
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **_: Any) -> BaseModelOutput:
+        mask = None if attention_mask is None else attention_mask.bool()
+        encoded: Any = self.translator.encode(input_ids, mask)
+        return BaseModelOutput(last_hidden_state=encoded)
+
+
+class _LayerCache(KeyCache):
+    """One layer of a transformers cache, which keeps our stacked keys as the keys of a single head."""
+
+    def __init__(self, cache: Cache, layer: int) -> None:
+        super().__init__()
+        self.cache = cache
+        self.layer = layer
+
+    def append(self, keys: Tensor) -> Tensor:
+        """Add the keys of new tokens and give all that are kept."""
+        heads = keys[:, None]
+        # there are no values apart from the keys: a cache takes a width of zero
+        kept: Tensor = self.cache.update(heads, heads[..., :0], self.layer)[0]
+        return kept[:, 0]
+
+
+def _positions(tokens: Tensor, past: int, origin: Tensor | None = None) -> Tensor:
+    positions = torch.arange(past, past + tokens.shape[1], device=tokens.device).expand(tokens.shape)
+    return positions if origin is None else (positions - origin[:, None]).clamp(min=0)
+
+
+def _causal_view(tokens: Tensor, past: int, mask: Tensor | None) -> View:
+    """Show each token the `past` tokens before the first, those before itself, and itself, but no padding."""
+    if past == 0:
+        return padded_view(mask, is_causal=True)
+    if tokens.shape[1] == 1:
+        return EVERYTHING if mask is None else padded_view(mask)
+    length = past + tokens.shape[1]
+    key = torch.arange(length, device=tokens.device)
+    causal = key <= torch.arange(past, length, device=tokens.device)[:, None]
+    if mask is None:
+        return View(causal[None, None])
+    return View(causal & mask[:, None, None, :], segment_origin=first_true(mask))
+
+
+def _token_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """Mean cross-entropy of the labels that are neither padding nor ignored."""
+    labels = labels.masked_fill(labels == PAD, IGNORED)
+    return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORED)

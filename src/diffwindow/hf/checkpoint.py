@@ -1,0 +1,159 @@
+"""Save the windows of a transformers model apart from it, and put them back into the same base model.
+
+A folder holds `windows.safetensors`, and `windows.json` with the base model, its revision and the plan.
+"""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from diffwindow import __version__
+from diffwindow.files import read_json, sha256_of, write_json
+from diffwindow.hf.attention import CHILD
+from diffwindow.hf.windows import RECORD, add_windows, remove_windows
+from diffwindow.models.weights import ModelFileError, read_weights, write_weights
+
+WEIGHTS, DESCRIPTION = "windows.safetensors", "windows.json"
+FORMAT = 1
+M = TypeVar("M", bound=PreTrainedModel)
+
+
+def save_windows(model: PreTrainedModel, folder: str | os.PathLike[str]) -> None:
+    """Write the windows of a model, and what they belong to, to a folder.
+
+    They belong to the base weights as they are now: where the base was trained too, save it as well.
+    """
+    tensors = _window_tensors(model)
+    if not tensors:
+        raise ValueError(f"{type(model).__name__} has no windows to save; add_windows adds them")
+    path = Path(folder)
+    path.mkdir(parents=True, exist_ok=True)
+    record = getattr(model.config, RECORD)
+    write_weights(path / WEIGHTS, tensors, json.dumps(record))
+    description = {
+        "format": FORMAT,
+        "diffwindow": __version__,
+        "plan": record["plan"],
+        "init": record["init"],
+        "base": {
+            "name": model.config.name_or_path or None,
+            "revision": getattr(model.config, "_commit_hash", None),
+            "model_type": model.config.model_type,
+            "fingerprint": base_fingerprint(model),
+        },
+        "sha256": sha256_of(path / WEIGHTS),
+    }
+    write_json(path / DESCRIPTION, description)
+
+
+def load_windows(
+    model: M, folder: str | os.PathLike[str], *, revision: str | None = None, check_base: bool = True
+) -> M:
+    """Add the windows of a folder to a model in place, and return it.
+
+    The folder is one that `save_windows` wrote, such a folder on the hub ("user/name"), or a checkpoint that
+    `save_pretrained` wrote of a model with windows, whose windows `from_pretrained` leaves out. Windows that
+    were trained on other base weights are refused, unless `check_base=False`.
+    """
+    path = _local(folder, revision)
+    if (path / DESCRIPTION).is_file():
+        plan, init, tensors = _read(path, model, check_base=check_base)
+    else:
+        plan, init, tensors = _read_checkpoint(path)
+    add_windows(model, plan, init=init)
+    wanted = _window_tensors(model)
+    problem = _misfit(tensors, wanted)
+    if problem:
+        remove_windows(model)
+        raise ModelFileError(f"the windows of {path} do not fit {type(model).__name__}: {problem}")
+    with torch.no_grad():
+        for name, tensor in wanted.items():
+            tensor.copy_(tensors[name])
+    return model
+
+
+def base_fingerprint(model: nn.Module) -> str:
+    """Hash the names, shapes and first values of all parameters but the windows'.
+
+    Values count as bfloat16, so that a model loaded in half the precision is still the same base.
+    """
+    digest = hashlib.sha256()
+    for name, parameter in sorted(model.named_parameters()):
+        if f".{CHILD}." not in name:
+            digest.update(f"{name} {list(parameter.shape)}".encode())
+            first = parameter.detach().flatten()[:64].to(device="cpu", dtype=torch.bfloat16)
+            digest.update(first.view(torch.int16).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _window_tensors(model: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in model.state_dict().items() if f".{CHILD}." in name}
+
+
+def _local(folder: str | os.PathLike[str], revision: str | None) -> Path:
+    path = Path(folder)
+    if path.is_dir():
+        return path
+    if str(folder).count("/") != 1 or path.is_absolute():
+        raise ModelFileError(f"there is no folder {folder}")
+    from huggingface_hub import snapshot_download
+
+    patterns = [WEIGHTS, DESCRIPTION]
+    return Path(snapshot_download(str(folder), revision=revision, allow_patterns=patterns))
+
+
+def _read(path: Path, model: PreTrainedModel, *, check_base: bool) -> tuple[str, Any, dict[str, Tensor]]:
+    """Read a folder of `save_windows`, after checking that it is whole and belongs to this base."""
+    description = read_json(path / DESCRIPTION)
+    if description.get("format") != FORMAT:
+        raise ModelFileError(
+            f"{path / DESCRIPTION} has format {description.get('format')!r}, and this version reads {FORMAT};"
+            " use the diffwindow version that wrote it"
+        )
+    try:
+        plan, init, base = description["plan"], description["init"], description["base"]
+        expected, name, revision = base["fingerprint"], base["name"], base["revision"]
+        checksum = description["sha256"]
+    except (KeyError, TypeError) as error:
+        raise ModelFileError(f"{path / DESCRIPTION} is damaged: it lacks {error}") from None
+    weights = path / WEIGHTS
+    if not weights.is_file() or sha256_of(weights) != checksum:
+        raise ModelFileError(f"{weights} is missing or damaged; save the windows again")
+    if check_base and base_fingerprint(model) != expected:
+        raise ModelFileError(
+            f"the windows of {path} were trained on another base than this {type(model).__name__}: "
+            f"{name or 'a model without a name'}, revision {revision or 'unknown'}; load that one"
+        )
+    return plan, init, read_weights(weights)[0]
+
+
+def _read_checkpoint(path: Path) -> tuple[str, Any, dict[str, Tensor]]:
+    """Read the windows of a checkpoint that transformers wrote, in one file or several."""
+    config = read_json(path / "config.json") if (path / "config.json").is_file() else {}
+    record = config.get(RECORD)
+    if not isinstance(record, dict) or not {"plan", "init"} <= record.keys():
+        raise ModelFileError(
+            f"{path} holds no windows: it has no {DESCRIPTION}, and no config.json with {RECORD!r}"
+        )
+    tensors: dict[str, Tensor] = {}
+    for file in sorted(path.glob("model*.safetensors")):
+        tensors |= {name: x for name, x in load_file(file).items() if f".{CHILD}." in name}
+    return record["plan"], record["init"], tensors
+
+
+def _misfit(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> str | None:
+    if missing := wanted.keys() - found.keys():
+        return f"{min(missing)} is missing"
+    if extra := found.keys() - wanted.keys():
+        return f"there is no place for {min(extra)}"
+    for name, tensor in wanted.items():
+        if found[name].shape != tensor.shape:
+            return f"{name} is {list(found[name].shape)} and not {list(tensor.shape)}"
+    return None

@@ -1,0 +1,171 @@
+"""Add windows to transformers models, take them out, and say where they are."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from diffwindow.attention.window_attention import WindowAttention
+from diffwindow.hf.attention import CHILD, IMPLEMENTATION, register
+from diffwindow.hf.families import Place, attention_places
+from diffwindow.models import added_windows
+from diffwindow.models.added_window import AddedWindow
+from diffwindow.models.added_windows import Layers, WindowInit, planned, window_plan
+from diffwindow.notation import Plan
+
+# The attribute of a model's config that says which windows it has: it is saved with the model.
+RECORD = "diffwindow"
+M = TypeVar("M", bound=nn.Module)
+
+
+def add_windows(
+    model: M,
+    attention: str | Plan,
+    *,
+    layers: Layers | None = None,
+    boundary_dim: int | None = None,
+    init: WindowInit = "identity",
+) -> M:
+    """Give a pretrained model windows in place, and return it.
+
+    `attention` is a notation, as "Enc(AW)-Cr(AW,Seg)-Dec(MW)"; `layers` and `boundary_dim` hold for its terms
+    that do not name their own. With `init="identity"` the outputs do not change until training opens the
+    windows; `init="paper"` starts at random. Models of `torch.nn` and of ours are taken as well: see
+    `diffwindow.models.added_windows`.
+    """
+    if not isinstance(model, PreTrainedModel):
+        return added_windows.add_windows(
+            model, attention, layers=layers, boundary_dim=boundary_dim, init=init
+        )
+    plan = window_plan(attention, layers=layers, boundary_dim=boundary_dim, init=init)
+    if any(_windows(model)):
+        raise ValueError(f"{type(model).__name__} has windows already; remove_windows takes them out")
+    _check_interface(model)
+    places = attention_places(model)
+    by_module = {id(place.module): place for of_role in places.values() for place in of_role}
+    slots = {role: [(place.module, CHILD) for place in of_role] for role, of_role in places.items()}
+    # all are built before the first one is put in place: an error leaves the model as it was
+    built = []
+    for (module, name), chosen in planned(plan, slots):
+        place = by_module[id(module)]
+        _check_segments(place, chosen.segment_size)
+        window = AddedWindow(chosen, place.num_heads, place.head_dim, init=init)
+        built.append((module, name, _like(window, module, model)))
+    for module, name, window in built:
+        module.add_module(name, window)
+    record = {"plan": str(plan), "init": init, "before": model.config._attn_implementation}
+    setattr(model.config, RECORD, record)
+    register()
+    model.set_attn_implementation(IMPLEMENTATION)
+    return model
+
+
+def remove_windows(model: M) -> M:
+    """Take all windows out of a model in place, and return it; what is left is the stock model."""
+    if not isinstance(model, PreTrainedModel):
+        return added_windows.remove_windows(model)
+    for module in [module for _, module, _ in _windows(model)]:
+        delattr(module, CHILD)
+    record = getattr(model.config, RECORD, None)
+    if record is not None:
+        delattr(model.config, RECORD)
+        model.set_attn_implementation(record["before"] or "sdpa")
+    return model
+
+
+def freeze_base(model: M) -> M:
+    """Leave only the windows of a transformers model to be trained, and return the model."""
+    windows = [window for _, _, window in _windows(model)]
+    if not windows:
+        raise ValueError(f"{type(model).__name__} has no windows; add_windows adds them")
+    model.requires_grad_(False)
+    for window in windows:
+        window.requires_grad_(True)
+    return model
+
+
+@dataclass(frozen=True)
+class WindowRow:
+    """A window of a model; `width` is the mean number of keys in it in the last forward pass, if any."""
+
+    name: str
+    attention: str
+    parameters: int
+    width: float | None
+
+
+@dataclass(frozen=True)
+class WindowTable:
+    """The windows of a model; print it."""
+
+    rows: tuple[WindowRow, ...]
+
+    @property
+    def parameters(self) -> int:
+        """Count the parameters of all windows."""
+        return sum(row.parameters for row in self.rows)
+
+    def __str__(self) -> str:
+        if not self.rows:
+            return "no windows"
+        length = max(len(row.name) for row in self.rows)
+        lines = [f"{'attention module':<{length}}  window      parameters  mean width"]
+        for row in self.rows:
+            width = "-" if row.width is None else f"{row.width:.1f}"
+            lines.append(f"{row.name:<{length}}  {row.attention:<10}  {row.parameters:>10,}  {width:>10}")
+        return "\n".join([*lines, f"{self.parameters:,} parameters in {len(self.rows)} windows"])
+
+
+def windows_of(model: nn.Module) -> WindowTable:
+    """List the windows of a model; print the result.
+
+    Widths are those of the last forward pass, over heads and up to 16 queries of its first sequence.
+    """
+    rows = [
+        WindowRow(
+            name, str(window.attention), sum(p.numel() for p in window.parameters()), window.mean_width()
+        )
+        for name, _, window in _windows(model)
+    ]
+    for name, module in model.named_modules():
+        if isinstance(module, WindowAttention):
+            size = sum(p.numel() for p in module.parameters())
+            plain = 4 * module.embed_dim * (module.embed_dim + (module.in_proj.bias is not None))
+            rows.append(WindowRow(name, module.window, size - plain, None))
+    return WindowTable(tuple(rows))
+
+
+def _windows(model: nn.Module) -> Iterator[tuple[str, nn.Module, AddedWindow]]:
+    """Give the name of each attention module with a window, the module, and the window."""
+    for name, module in model.named_modules():
+        window = getattr(module, CHILD, None)
+        if isinstance(window, AddedWindow):
+            yield name, module, window
+
+
+def _check_interface(model: PreTrainedModel) -> None:
+    """Raise unless the model calls its attention through transformers' attention interface."""
+    if not model._can_set_attn_implementation():
+        raise ValueError(
+            f"{type(model).__name__} does not call its attention through transformers' attention interface; "
+            "to take windows, its modules have to use ALL_ATTENTION_FUNCTIONS.get_interface, as Bert's do"
+        )
+
+
+def _check_segments(place: Place, segment_size: int) -> None:
+    config = getattr(place.module, "config", None)
+    sliding = getattr(place.module, "sliding_window", getattr(config, "sliding_window", None))
+    if segment_size > 1 and sliding is not None:
+        raise ValueError(
+            f"{place.name} has a sliding window of {sliding} keys, along which segments would move; "
+            "leave out Seg"
+        )
+
+
+def _like(window: AddedWindow, module: nn.Module, model: PreTrainedModel) -> AddedWindow:
+    """Put a window on the device of its attention module, in its type and mode."""
+    weights = [p for p in module.parameters() if p.is_floating_point()]
+    like: Any = weights[0] if weights else cast(Any, model)
+    return window.to(device=like.device, dtype=like.dtype).train(module.training)

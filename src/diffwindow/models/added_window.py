@@ -1,0 +1,206 @@
+"""AddedWindow: a window beside the attention of a foreign model, on its projected queries and keys."""
+
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from diffwindow import functional, ops
+from diffwindow.attention.kinds import WINDOWED
+from diffwindow.attention.window_attention import mix_heads
+from diffwindow.models.added_windows import WindowInit
+from diffwindow.notation import Attention
+
+# How many queries of the last call are kept to tell how wide windows are.
+SAMPLED_QUERIES = 16
+
+
+class HeadPair(nn.Module):
+    """Compare a head's queries and keys anew, q A Bᵀ kᵀ, with A and B of its own per head.
+
+    Heads do not share A and B: each has its own space of queries and keys. `forward` returns q A Bᵀ, to be
+    compared with the keys as they are, so that a decoder's cached keys are never projected again.
+    """
+
+    def __init__(self, num_heads: int, head_dim: int, width: int) -> None:
+        super().__init__()
+        self.query = nn.Parameter(torch.empty(num_heads, head_dim, width))
+        self.key = nn.Parameter(torch.empty(num_heads, head_dim, width))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Initialise each head's matrices Xavier-uniform."""
+        limit = math.sqrt(6 / (self.query.shape[1] + self.query.shape[2]))
+        nn.init.uniform_(self.query, -limit, limit)
+        nn.init.uniform_(self.key, -limit, limit)
+
+    def forward(self, q: Float[Tensor, "b h q e"]) -> Float[Tensor, "b h q e"]:
+        """Return the queries to compare with the keys."""
+        projected: Tensor = q @ self.query.to(q.dtype) @ self.key.to(q.dtype).mT
+        # autocast may have narrowed it
+        return projected.to(q.dtype)
+
+
+class Sample(NamedTuple):
+    """Some queries of the first sequence of a call, all of its keys, and which of them each query sees."""
+
+    q: Float[Tensor, "1 h q e"]
+    k: Float[Tensor, "1 h k e"]
+    visible: Bool[Tensor, "..."] | None
+    segment_origin: Int[Tensor, " 1"] | None
+    scale: float | None
+
+
+class AddedWindow(nn.Module):
+    """A window on projected queries and keys: the child of an attention module, which calls it to attend.
+
+    With `init="identity"` it starts as plain attention: the query side of an additive window's local score is
+    zero, and the gate of a multiplicative window is closed.
+
+    >>> window = AddedWindow(Attention("AW"), num_heads=2, head_dim=4)
+    >>> q = k = v = torch.randn(1, 2, 5, 4)
+    >>> bool(torch.allclose(window(q, k, v), F.scaled_dot_product_attention(q, k, v), atol=1e-6))
+    True
+    """
+
+    def __init__(
+        self, attention: Attention, num_heads: int, head_dim: int, *, init: WindowInit = "identity"
+    ) -> None:
+        super().__init__()
+        width = attention.boundary_dim or head_dim
+        if width > head_dim:
+            raise ValueError(f"{attention} has wider boundaries than the heads, which are {head_dim} wide")
+        self.attention = attention
+        self.num_heads = num_heads
+        self.init: WindowInit = init
+        self.left = HeadPair(num_heads, head_dim, width)
+        self.right = HeadPair(num_heads, head_dim, width)
+        additive = WINDOWED[attention.kind] == "additive"
+        self.local = HeadPair(num_heads, head_dim, head_dim) if additive else None
+        self.gate = nn.Parameter(torch.empty(num_heads)) if attention.gate else None
+        self.sample: Sample | None = None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Initialise: pairs Xavier-uniform, and what keeps the window closed at zero."""
+        for pair in (self.left, self.right, self.local):
+            if pair is not None:
+                pair.reset_parameters()
+        # One side alone: with both at zero neither would have a gradient.
+        if self.local is not None and self.init == "identity":
+            nn.init.zeros_(self.local.query)
+        if self.gate is not None:
+            nn.init.zeros_(self.gate)
+
+    def forward(
+        self,
+        q: Float[Tensor, "b h q e"],
+        k: Float[Tensor, "b g k e"],
+        v: Float[Tensor, "b g k w"],
+        *,
+        attn_mask: Bool[Tensor, "..."] | None = None,
+        attn_bias: Float[Tensor, "..."] | None = None,
+        is_causal: bool = False,
+        segment_origin: Int[Tensor, " b"] | None = None,
+        scale: float | None = None,
+        dropout_p: float = 0.0,
+    ) -> Float[Tensor, "b h q w"]:
+        """Attend through the window; the options are those of `ops.multiplicative_window_attention`.
+
+        Keys and values may have fewer heads than the queries: each then serves a group of them.
+        """
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+        # under autocast rotary queries and keys are wider than the values
+        q, k = q.to(v.dtype), k.to(v.dtype)
+        if not torch.compiler.is_compiling():
+            self.sample = _sample(q, k, attn_mask, segment_origin, scale, is_causal=is_causal)
+        boundaries = ops.Boundaries(self.left(q), k, self.right(q), k)
+        if self.local is not None:
+            return ops.additive_window_attention(
+                q, k, v, self.local(q), k, boundaries,
+                attn_mask=attn_mask, attn_bias=attn_bias, is_causal=is_causal,
+                segment_size=self.attention.segment_size, segment_origin=segment_origin,
+                expectation=self.attention.expectation, scale=scale, dropout_p=dropout_p,
+            )  # fmt: skip
+        windowed = ops.multiplicative_window_attention(
+            q, k, v, boundaries,
+            attn_mask=attn_mask, attn_bias=attn_bias, is_causal=is_causal,
+            segment_size=self.attention.segment_size, segment_origin=segment_origin,
+            expectation=self.attention.expectation, scale=scale, dropout_p=dropout_p,
+        )  # fmt: skip
+        if self.gate is None:
+            return windowed
+        mask = _joined_mask(q, k, attn_mask, attn_bias, is_causal=is_causal)
+        causal = is_causal and mask is None
+        plain = F.scaled_dot_product_attention(
+            q, k, v, mask, dropout_p=dropout_p, is_causal=causal, scale=scale
+        )
+        return mix_heads(plain, windowed, self.gate)
+
+    @torch.no_grad()
+    def mean_width(self) -> float | None:
+        """Return the mean number of keys between the boundaries in the last call; None before the first.
+
+        It is the mean over heads and up to 16 queries of the call's first sequence.
+        """
+        if self.sample is None:
+            return None
+        q, k, visible, origin, scale = self.sample
+        phi_left, phi_right = (
+            functional.boundary(pair(q), k, mask=visible, scale=scale) for pair in (self.left, self.right)
+        )
+        window = functional.soft_window(
+            phi_left,
+            phi_right,
+            segment_size=self.attention.segment_size,
+            segment_origin=origin,
+            expectation="exact",
+        )
+        return float(window.sum(-1).mean())
+
+    def extra_repr(self) -> str:
+        """Show the settings in the module's repr."""
+        return f"{self.attention}, num_heads={self.num_heads}, init={self.init!r}"
+
+
+def _sample(
+    q: Tensor,
+    k: Tensor,
+    attn_mask: Tensor | None,
+    segment_origin: Tensor | None,
+    scale: float | None,
+    *,
+    is_causal: bool,
+) -> Sample:
+    step = max(1, q.shape[2] // SAMPLED_QUERIES)
+    visible = None
+    if attn_mask is not None:
+        visible = attn_mask.expand(q.shape[0], -1, q.shape[2], k.shape[2])[:1, :, ::step].clone()
+    if is_causal:
+        queries = torch.arange(0, q.shape[2], step, device=q.device)[:, None]
+        causal = torch.arange(k.shape[2], device=q.device) <= queries
+        visible = causal if visible is None else visible & causal
+    # copies: a view would keep the tensors of the whole batch
+    return Sample(
+        q[:1, :, ::step].detach().clone(),
+        k[:1].detach().clone(),
+        visible,
+        None if segment_origin is None else segment_origin[:1].clone(),
+        scale,
+    )
+
+
+def _joined_mask(
+    q: Tensor, k: Tensor, attn_mask: Tensor | None, attn_bias: Tensor | None, *, is_causal: bool
+) -> Tensor | None:
+    """Join mask and bias to what `scaled_dot_product_attention` takes; None if it needs neither."""
+    if attn_mask is None and attn_bias is None:
+        return None
+    visible = ops.visible_mask(q, k, attn_mask=attn_mask, is_causal=is_causal)
+    if attn_bias is None:
+        return visible
+    bias = attn_bias.to(q.dtype)
+    return bias if visible is None else bias.masked_fill(~visible, float("-inf"))

@@ -1,0 +1,191 @@
+"""Our models as transformers models: the same numbers, the same searches, and the Auto classes."""
+
+import pytest
+import torch
+import transformers
+from torch.testing import assert_close
+
+from diffwindow import (
+    Classifier,
+    ClassifierConfig,
+    LanguageModel,
+    LanguageModelConfig,
+    Translator,
+    TranslatorConfig,
+)
+from diffwindow.data.tokenizer import Tokenizer
+from diffwindow.decoding.beam import beam_search, greedy_search
+from diffwindow.decoding.state import continuation_start, translation_start
+from diffwindow.hf.auto_models import as_transformers, transformers_tokenizer
+
+SIZES = {"vocab_size": 12, "embed_dim": 16, "ffn_dim": 24, "num_heads": 2}
+
+
+def sharpened(model, seed=0):
+    """Weights large enough that no two continuations are about equally probable."""
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn_like(parameter) * 0.4)
+    return model.eval()
+
+
+def translator():
+    settings = TranslatorConfig(
+        **SIZES, encoder_layers=2, decoder_layers=2, attention="Enc(AW)-Cr(AW,Seg=2)-Dec(MW)"
+    )
+    return sharpened(Translator(settings))
+
+
+def language_model():
+    return sharpened(
+        LanguageModel(LanguageModelConfig(**SIZES, num_layers=2, attention="Dec(MW)@1-Dec(AW)@2"))
+    )
+
+
+def tokens(batch, length, seed=0):
+    return torch.randint(3, 12, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+def sources():
+    """Two sources, the second one shorter, and which tokens are real."""
+    source = tokens(2, 6)
+    source[1, 4:] = 0
+    return source, (source != 0).long()
+
+
+def cut(row):
+    """What comes before the end."""
+    row = row.tolist()
+    return row[: row.index(2)] if 2 in row else row
+
+
+def test_the_forward_pass_is_ours():
+    model, (source, mask), target = translator(), sources(), tokens(2, 5, seed=1)
+    wrapped = as_transformers(model)
+    found = wrapped(source, attention_mask=mask, decoder_input_ids=target).logits
+    assert_close(found, model(source, target))
+    loss = wrapped(source, attention_mask=mask, labels=target).loss
+    moved = torch.cat([torch.full((2, 1), 1), target[:, :-1]], 1)
+    ours = model.loss(source, moved, target)
+    assert_close(loss, ours.total / ours.num_tokens)
+
+
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_greedy_translation_is_ours(use_cache):
+    model, (source, mask) = translator(), sources()
+    ours = greedy_search(model, translation_start(model, source, ratio=0.0, extra=12))
+    found = as_transformers(model).generate(
+        source, attention_mask=mask, max_new_tokens=12, do_sample=False, use_cache=use_cache
+    )
+    assert [cut(row[1:]) for row in found] == [list(hypothesis.tokens) for hypothesis in ours]
+
+
+def end_at_limit(input_ids, scores):
+    """Leave only the end after two tokens, with its own log-probability, as our search does at its limit."""
+    if input_ids.shape[1] == 3:
+        ends = scores[:, 2].clone()
+        scores = torch.full_like(scores, float("-inf"))
+        scores[:, 2] = ends
+    return scores
+
+
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_exhaustive_beams_agree(use_cache):
+    """Beams that hold every prefix find the same best output: log p / length^α, ended by the end."""
+    model, (source, mask) = translator(), sources()
+    ours = beam_search(model, translation_start(model, source, ratio=0.0, extra=2), beam=200)
+    found = as_transformers(model).generate(
+        source, attention_mask=mask, max_new_tokens=3, do_sample=False, use_cache=use_cache, num_beams=120,
+        length_penalty=0.6, early_stopping="never", return_dict_in_generate=True, output_scores=True,
+        logits_processor=transformers.LogitsProcessorList([end_at_limit]),
+    )  # fmt: skip
+    for row, score, (best, *_) in zip(found.sequences, found.sequences_scores, ours, strict=True):
+        assert cut(row[1:]) == list(best.tokens)
+        assert score.item() == pytest.approx(best.score, abs=1e-4)
+
+
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_greedy_continuation_is_ours(use_cache):
+    """Prompts of several lengths, padded on the left."""
+    model, prompt = language_model(), tokens(3, 5)
+    mask = torch.ones_like(prompt)
+    mask[1, :2] = 0
+    start = continuation_start(model, prompt, mask.bool(), limit=10)
+    ours = greedy_search(model, start)
+    found = as_transformers(model).generate(
+        prompt, attention_mask=mask, max_new_tokens=10, do_sample=False, use_cache=use_cache
+    )
+    assert [cut(row[5:]) for row in found] == [list(hypothesis.tokens) for hypothesis in ours]
+
+
+def test_a_prefix_in_pieces_is_a_prefix():
+    """Several tokens after a cache see what they see without one."""
+    model = as_transformers(language_model())
+    x, mask = tokens(2, 7), torch.ones(2, 7).long()
+    mask[1, :2] = 0
+    whole = model(x, attention_mask=mask).logits
+    cache = transformers.DynamicCache()
+    model(x[:, :4], attention_mask=mask[:, :4], past_key_values=cache)
+    assert_close(model(x[:, 4:], attention_mask=mask, past_key_values=cache).logits, whole[:, 4:])
+
+
+@pytest.mark.parametrize(
+    ("build", "auto"),
+    [
+        (translator, "AutoModelForSeq2SeqLM"),
+        (language_model, "AutoModelForCausalLM"),
+        (
+            lambda: sharpened(Classifier(ClassifierConfig(**SIZES, num_classes=3, attention="Enc(AW)"))),
+            "AutoModelForSequenceClassification",
+        ),
+    ],
+)
+def test_the_auto_classes_load_what_was_saved(build, auto, tmp_path):
+    model = build()
+    as_transformers(model).save_pretrained(tmp_path)
+    loaded = getattr(transformers, auto).from_pretrained(tmp_path)
+    state = model.state_dict()
+    assert all(torch.equal(x, state[name]) for name, x in loaded.model.state_dict().items())
+    assert loaded.model.config == model.config
+    if auto == "AutoModelForSequenceClassification":
+        assert loaded.config.num_labels == 3
+    else:
+        assert loaded.generation_config.suppress_tokens == [0, 1]
+
+
+def test_pipelines(tmp_path):
+    tokenizer = Tokenizer.train_bpe(["the key is here", "the keys are here"], 270)
+    tokenizer.save(tmp_path / "tokenizer.json")
+    sizes = SIZES | {"vocab_size": tokenizer.vocab_size}
+    config = LanguageModelConfig(**sizes, num_layers=1, attention="Dec(AW)")
+    prompt = torch.tensor([[1, *tokenizer.encode("the key")]])
+    for seed in range(20):
+        model = sharpened(LanguageModel(config), seed)
+        (ours,) = greedy_search(model, continuation_start(model, prompt, limit=4))
+        # whole letters only: a pipeline decodes the prompt and its continuation apart
+        if tokenizer.decode(ours.tokens).isascii() and len(ours.tokens) == 4 and 3 not in ours.tokens:
+            break
+    else:
+        raise AssertionError("no model of these writes whole letters")
+    generator = transformers.pipeline(
+        "text-generation",
+        model=as_transformers(model),
+        tokenizer=transformers_tokenizer(tmp_path, "language_model"),
+        device="cpu",
+    )
+    found = generator("the key", max_new_tokens=4, do_sample=False)[0]["generated_text"]
+    assert found == tokenizer.decode([*tokenizer.encode("the key"), *ours.tokens])
+    classifier = sharpened(Classifier(ClassifierConfig(**sizes, num_classes=3)))
+    pipe = transformers.pipeline(
+        "text-classification",
+        model=as_transformers(classifier),
+        tokenizer=transformers_tokenizer(tmp_path, "classifier"),
+        device="cpu",
+    )
+    (best,) = pipe("the keys are")
+    probability = classifier(torch.tensor([tokenizer.encode("the keys are")])).softmax(-1)
+    assert best["label"] == f"LABEL_{probability.argmax().item()}"
+    assert best["score"] == pytest.approx(probability.max().item(), abs=1e-5)
+    source = transformers_tokenizer(tmp_path, "translator")("the key")["input_ids"]
+    assert source == [*tokenizer.encode("the key"), 2]

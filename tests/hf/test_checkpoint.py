@@ -1,0 +1,86 @@
+"""Windows saved apart from their base, and put back: exactly, and only where they belong."""
+
+import json
+
+import pytest
+import torch
+from tiny import inputs_of, model_of, open_windows, outputs_of
+from torch.testing import assert_close
+
+from diffwindow.hf import add_windows, load_windows, save_windows, windows_of
+from diffwindow.models.added_window import AddedWindow
+from diffwindow.models.weights import ModelFileError
+
+PLAN = "Enc(AW,Dim=2)-Cr(AW,Seg)-Dec(MW)@all"
+
+
+@pytest.fixture
+def saved(tmp_path):
+    model = open_windows(add_windows(model_of("t5"), PLAN))
+    save_windows(model, tmp_path)
+    return tmp_path, model
+
+
+def test_save_and_load(saved):
+    folder, model = saved
+    loaded = load_windows(model_of("t5"), folder)
+    assert_close(outputs_of("t5", loaded), outputs_of("t5", model))
+    state = model.state_dict()
+    assert all(torch.equal(x, state[name]) for name, x in loaded.state_dict().items())
+    assert {path.name for path in folder.iterdir()} == {"windows.safetensors", "windows.json"}
+    half = load_windows(model_of("t5").bfloat16(), folder)
+    assert {p.dtype for p in half.parameters()} == {torch.bfloat16}
+
+
+def test_another_base_is_refused_unless_asked_for(saved):
+    folder, _ = saved
+    other = model_of("t5", seed=1)
+    with pytest.raises(ModelFileError, match="were trained on another base than this T5For"):
+        load_windows(other, folder)
+    assert str(windows_of(other)) == "no windows"
+    assert len(windows_of(load_windows(other, folder, check_base=False)).rows) == 4
+
+
+def test_damage_is_found(saved):
+    folder, _ = saved
+    weights = (folder / "windows.safetensors").read_bytes()
+    (folder / "windows.safetensors").write_bytes(weights[:-1] + bytes([weights[-1] ^ 1]))
+    with pytest.raises(ModelFileError, match=r"windows.safetensors is missing or damaged"):
+        load_windows(model_of("t5"), folder)
+    description = json.loads((folder / "windows.json").read_text())
+    for change, message in (
+        ({"format": 2}, "has format 2, and this version reads 1"),
+        ({"base": {}}, "is damaged: it lacks 'fingerprint'"),
+    ):
+        (folder / "windows.json").write_text(json.dumps(description | change))
+        with pytest.raises(ModelFileError, match=message):
+            load_windows(model_of("t5"), folder)
+    with pytest.raises(ModelFileError, match="there is no folder"):
+        load_windows(model_of("t5"), folder / "nowhere")
+    (folder / "windows.json").unlink()
+    with pytest.raises(ModelFileError, match="holds no windows"):
+        load_windows(model_of("t5"), folder)
+
+
+def test_windows_that_do_not_fit_change_nothing(saved):
+    folder, _ = saved
+    model = model_of("bart")
+    with pytest.raises(ModelFileError, match="do not fit BartFor"):
+        load_windows(model, folder, check_base=False)
+    assert str(windows_of(model)) == "no windows"
+
+
+@pytest.mark.parametrize("max_shard_size", ["5GB", "10KB"])
+def test_a_checkpoint_of_transformers(tmp_path, max_shard_size):
+    """`from_pretrained` leaves windows out; `load_windows` puts them back."""
+    model = open_windows(add_windows(model_of("llama"), "Dec(MW)@all"))
+    model.save_pretrained(tmp_path, max_shard_size=max_shard_size)
+    plain = type(model).from_pretrained(tmp_path)
+    assert not any(isinstance(module, AddedWindow) for module in plain.modules())
+    loaded = load_windows(plain, tmp_path)
+    assert_close(loaded(**inputs_of("llama")).logits, model(**inputs_of("llama")).logits)
+
+
+def test_nothing_to_save_is_said(tmp_path):
+    with pytest.raises(ValueError, match="has no windows to save"):
+        save_windows(model_of("t5"), tmp_path)
