@@ -1,0 +1,124 @@
+"""The model card of a trained model: its settings, its data, its scores, and a picture of its windows."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from torch import nn
+
+from diffwindow.attention.kinds import WINDOWED
+from diffwindow.files import read_json
+from diffwindow.models.build import Model
+from diffwindow.models.eval_mode import in_eval_mode
+from diffwindow.tasks.trained_model import Trained
+from diffwindow.training.run_folder import ORIGIN, Run
+from diffwindow.view.capture import capture
+
+PICTURE = "windows.png"
+# The longest sentence that a picture has room for.
+LONGEST = 30
+PIPELINES = {
+    "translator": "translation",
+    "language_model": "text-generation",
+    "classifier": "text-classification",
+}
+CLASSES = {"translator": "Translator", "language_model": "LanguageModel", "classifier": "Classifier"}
+
+
+def card_text(
+    model: Model,
+    repo_id: str,
+    *,
+    run: Path | None = None,
+    scores: dict[str, Any] | None = None,
+    picture: bool = False,
+) -> str:
+    """Write the card; what the run does not tell is left out.
+
+    `scores` is what `diffwindow evaluate RUN --json` prints.
+    """
+    config = model.config
+    size = sum(parameter.numel() for parameter in model.parameters())
+    name = CLASSES[config.model]
+    parts = [
+        "---",
+        "library_name: diffwindow",
+        f"pipeline_tag: {PIPELINES[config.model]}",
+        "tags: [diffwindow, attention]",
+        "---",
+        f"# {repo_id}",
+        "",
+        f"A `{name}` with the attention `{config.attention}` and {size:,} parameters, made with diffwindow, "
+        "which implements *Differentiable Window for Dynamic Local Attention* (ACL 2020).",
+        "",
+        "```python",
+        f"from diffwindow.hf import {name}",
+        "",
+        f'model = {name}.from_pretrained("{repo_id}")',
+        "```",
+    ]
+    if picture:
+        parts += ["", f"![A window of the model, and its attention]({PICTURE})"]
+    if scores:
+        parts += ["", "## Scores", "", *_table(dict(_leaves(scores)))]
+    if run is not None:
+        settings = Run.open(run).config.model_dump(mode="json")
+        # where the corpus lies on this machine is nobody's business
+        settings.get("data", {}).pop("path", None)
+        origin = read_json(run / ORIGIN) if (run / ORIGIN).is_file() else {}
+        parts += ["", "## Data", "", *_table(dict(_leaves(settings.pop("data", {}))))]
+        parts += ["", *_table(dict(_leaves({"sha256": origin.get("corpus", {})})))]
+        parts += ["", "## Training", "", *_table(dict(_leaves(settings)))]
+        parts += ["", "## Versions", "", *_table(dict(_leaves(origin.get("versions", {}))))]
+    else:
+        parts += ["", "## Settings", "", *_table(config.model_dump())]
+    return "\n".join(parts) + "\n"
+
+
+def draw_windows(run: Path, path: Path) -> bool:
+    """Draw the first window of a run's model on a short sentence of its corpus, if it can be done.
+
+    A model without windows has no picture, nor has a run whose corpus is gone: then return False.
+    """
+    trained = Trained.load(run)
+    if not any(term.attention.kind in WINDOWED for term in trained.model.config.plan.terms):
+        return False
+    try:
+        store = Run.open(run).open_store()
+    except ValueError:
+        return False
+    task: Any = trained.task(store)
+    split = "valid" if "valid" in store.splits else next(iter(store.splits))
+    lengths = np.max(np.stack(task.lengths(split)), axis=0)
+    short = np.flatnonzero(lengths <= LONGEST)
+    batch = task.collate(split, np.array([short[0] if len(short) else int(lengths.argmin())]))
+    names = {"source": "source", "target": "target"} if hasattr(batch, "source") else {"tokens": "tokens"}
+    tokens = {
+        side: trained.tokenizer.tokens(getattr(batch, name)[0].tolist()) for side, name in names.items()
+    }
+    model = cast(nn.Module, trained.model)
+    with in_eval_mode(model), capture(model) as trace:
+        task.loss(model, batch)
+    labels = tokens if len(tokens) > 1 else next(iter(tokens.values()))
+    trace.with_tokens(labels).draw(path)
+    return True
+
+
+def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Give the plain values of nested objects under dotted names."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _leaves(inner, f"{name}.{key}" if name else str(key))
+    elif value is not None:
+        yield name, value
+
+
+def _table(rows: dict[str, Any]) -> list[str]:
+    """Format rows as a Markdown table; a bar in a value would end its cell."""
+    body = [f"| {name} | {str(_shown(value)).replace('|', chr(92) + '|')} |" for name, value in rows.items()]
+    return ["| | |", "|---|---|", *body] if body else []
+
+
+def _shown(value: Any) -> Any:
+    return f"{value:.6g}" if isinstance(value, float) else value

@@ -1,0 +1,78 @@
+"""Push and pull through a hub on this machine: the same model, a card from the run, damage refused."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from stub_hub import stub_hub
+
+from diffwindow import Classifier
+from diffwindow.training.overrides import resolve
+from diffwindow.training.train import train
+
+PUSH = """
+import sys
+from diffwindow.hf import push_run
+print(push_run(sys.argv[1], "me/windows", scores=sys.argv[2], token="hf_none"))
+"""
+PULL = """
+import json, sys, torch
+from diffwindow.hf import Classifier
+model = Classifier.from_pretrained("me/windows", revision=sys.argv[1])
+print(json.dumps(model(torch.tensor([[5, 6, 7, 8]])).tolist()))
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, agreement_store):
+    """A classifier with windows, trained for two updates."""
+    folder = tmp_path_factory.mktemp("run")
+    settings = {
+        "attention": "Enc(AW)", "data.path": str(agreement_store.folder), "train.max_updates": 2,
+        "train.valid_every": 2, "train.save_every": 2, "model.embed_dim": 16, "model.ffn_dim": 16,
+        "model.num_heads": 2, "train.device": "cpu",
+    }  # fmt: skip
+    train(resolve("agreement", (), settings), folder)
+    return folder
+
+
+def python(code, *arguments, endpoint, home):
+    environment = os.environ | {
+        "HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_TELEMETRY": "1",
+        "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    }  # fmt: skip
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_push_and_pull(run, tmp_path):
+    scores = tmp_path / "scores.json"
+    scores.write_text(json.dumps({"accuracy": {"value": 0.75, "signature": "wilson|95"}}))
+    with stub_hub() as (endpoint, repositories):
+        pushed = python(PUSH, run, scores, endpoint=endpoint, home=tmp_path / "pusher")
+        assert pushed.returncode == 0, pushed.stderr
+        commit, files = repositories["me/windows"][-1]
+        names = {"config.json", "model.safetensors", "tokenizer.json", "task.json", "checkpoint.json"}
+        assert files.keys() - {".gitattributes"} == names | {"README.md", "windows.png"}
+        card = files["README.md"].decode()
+        for text in (
+            "pipeline_tag: text-classification", "`Enc(AW)`", "| accuracy.value | 0.75 |",
+            "| accuracy.signature | wilson\\|95 |", "| train.max_updates | 2 |", "(windows.png)",
+            "| corpus | agreement |", 'Classifier.from_pretrained("me/windows")',
+        ):  # fmt: skip
+            assert text in card, text
+        assert str(run) not in card
+        assert "data.path" not in card
+        assert files["windows.png"].startswith(b"\x89PNG")
+        pulled = python(PULL, commit, endpoint=endpoint, home=tmp_path / "puller")
+        assert pulled.returncode == 0, pulled.stderr
+        expected = Classifier.from_pretrained(run / "model")(torch.tensor([[5, 6, 7, 8]])).tolist()
+        assert json.loads(pulled.stdout)[0] == pytest.approx(expected[0], abs=1e-6)
+        unknown = python(PULL, "0" * 40, endpoint=endpoint, home=tmp_path / "puller")
+        assert unknown.returncode != 0
+        files["model.safetensors"] = files["model.safetensors"][:-1] + b"\x55"
+        damaged = python(PULL, commit, endpoint=endpoint, home=tmp_path / "another")
+        assert "model.safetensors is damaged" in damaged.stderr
