@@ -83,6 +83,19 @@ def test_a_causal_model_stays_causal():
         assert_close(outputs_of(name, model)[:, :5], outputs_of(name, model, **{key: changed})[:, :5])
 
 
+def test_another_implementation_does_not_leave_windows_out_in_silence():
+    model = add_windows(model_of("bert"), "Enc(AW)")
+    model.set_attn_implementation("eager")
+    with pytest.raises(ValueError, match=r"attn_implementation='eager' leaves out; call model.set_attn_impl"):
+        outputs_of("bert", model)
+    model.set_attn_implementation("diffwindow")
+    outputs_of("bert", model)
+    remove_windows(copy.deepcopy(model)).set_attn_implementation("eager")
+    plain = remove_windows(model)
+    plain.set_attn_implementation("eager")
+    outputs_of("bert", plain)
+
+
 def test_the_paper_start_is_not_the_identity():
     model = model_of("bert")
     before = outputs_of("bert", model)
@@ -101,7 +114,7 @@ def test_the_table_of_windows():
     outputs_of("bart", model)
     table = windows_of(model)
     assert all(1.0 <= row.width <= 9.0 for row in table.rows)
-    assert "model.decoder.layers.0.encoder_attn  AW,Seg,Dim=2" in str(table)
+    assert "model.decoder.layers.0.encoder_attn  AW,Seg,Dim=2 " in str(table)
     assert f"{encoder + cross + decoder:,} parameters in 3 windows" in str(table)
     assert str(windows_of(model_of("bart"))) == "no windows"
 

@@ -8,8 +8,6 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from diffwindow.attention.visibility import first_true
-
 IMPLEMENTATION = "diffwindow"
 # The name of an AddedWindow in its attention module.
 CHILD = "added_window"
@@ -64,11 +62,21 @@ def window_attention_forward(
         attn_mask=mask,
         attn_bias=bias,
         is_causal=causal,
-        segment_origin=_first_visible_key(mask, query.shape[0]),
         scale=scaling,
         dropout_p=dropout,
     )
     return heads.transpose(1, 2).contiguous(), None
+
+
+def check_implementation(module: nn.Module, _: Any) -> None:
+    """Raise before a module with a window would attend without it: a hook."""
+    found = getattr(module, "config", None)
+    implementation = getattr(found, "_attn_implementation", IMPLEMENTATION)
+    if implementation != IMPLEMENTATION:
+        raise ValueError(
+            f"{type(module).__name__} has a window, which attn_implementation={implementation!r} leaves out; "
+            f"call model.set_attn_implementation({IMPLEMENTATION!r}), or remove_windows"
+        )
 
 
 def _mask_and_bias(
@@ -83,10 +91,3 @@ def _mask_and_bias(
     visible = attention_mask > torch.finfo(attention_mask.dtype).min
     added = attention_mask.masked_fill(~visible, 0.0)
     return visible, added if position_bias is None else added + position_bias
-
-
-def _first_visible_key(mask: Tensor | None, batch: int) -> Tensor | None:
-    """Return where the segments of each sequence start: at the first key that any of its queries sees."""
-    if mask is None:
-        return None
-    return first_true(mask.flatten(1, -2).any(1).expand(batch, -1))

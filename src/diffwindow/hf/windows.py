@@ -8,7 +8,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from diffwindow.attention.window_attention import WindowAttention
-from diffwindow.hf.attention import CHILD, IMPLEMENTATION, register
+from diffwindow.hf.attention import CHILD, IMPLEMENTATION, check_implementation, register
 from diffwindow.hf.families import Place, attention_places
 from diffwindow.models import added_windows
 from diffwindow.models.added_window import AddedWindow
@@ -55,6 +55,7 @@ def add_windows(
         built.append((module, name, _like(window, module, model)))
     for module, name, window in built:
         module.add_module(name, window)
+        module.register_forward_pre_hook(check_implementation)
     record = {"plan": str(plan), "init": init, "before": model.config._attn_implementation}
     setattr(model.config, RECORD, record)
     register()
@@ -68,6 +69,9 @@ def remove_windows(model: M) -> M:
         return added_windows.remove_windows(model)
     for module in [module for _, module, _ in _windows(model)]:
         delattr(module, CHILD)
+        hooks = module._forward_pre_hooks
+        for key in [key for key, hook in hooks.items() if hook is check_implementation]:
+            del hooks[key]
     record = getattr(model.config, RECORD, None)
     if record is not None:
         delattr(model.config, RECORD)
@@ -110,11 +114,12 @@ class WindowTable:
     def __str__(self) -> str:
         if not self.rows:
             return "no windows"
-        length = max(len(row.name) for row in self.rows)
-        lines = [f"{'attention module':<{length}}  window      parameters  mean width"]
+        cells = [("attention module", "window", "parameters", "mean width")]
         for row in self.rows:
             width = "-" if row.width is None else f"{row.width:.1f}"
-            lines.append(f"{row.name:<{length}}  {row.attention:<10}  {row.parameters:>10,}  {width:>10}")
+            cells.append((row.name, row.attention, f"{row.parameters:,}", width))
+        first, second = (max(len(line[column]) for line in cells) for column in (0, 1))
+        lines = [f"{a:<{first}}  {b:<{second}}  {c:>10}  {d:>10}" for a, b, c, d in cells]
         return "\n".join([*lines, f"{self.parameters:,} parameters in {len(self.rows)} windows"])
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from diffwindow import functional, ops
 from diffwindow.attention.kinds import WINDOWED
+from diffwindow.attention.visibility import first_true
 from diffwindow.attention.window_attention import mix_heads
 from diffwindow.models.added_windows import WindowInit
 from diffwindow.notation import Attention
@@ -104,17 +105,20 @@ class AddedWindow(nn.Module):
         attn_mask: Bool[Tensor, "..."] | None = None,
         attn_bias: Float[Tensor, "..."] | None = None,
         is_causal: bool = False,
-        segment_origin: Int[Tensor, " b"] | None = None,
         scale: float | None = None,
         dropout_p: float = 0.0,
     ) -> Float[Tensor, "b h q w"]:
         """Attend through the window; the options are those of `ops.multiplicative_window_attention`.
 
-        Keys and values may have fewer heads than the queries: each then serves a group of them.
+        Keys and values may have fewer heads than the queries: each then serves a group of them. Segments
+        start at the first key that any query of a sequence sees.
         """
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
         # under autocast rotary queries and keys are wider than the values
         q, k = q.to(v.dtype), k.to(v.dtype)
+        segment_origin = None
+        if attn_mask is not None and self.attention.segment_size > 1:
+            segment_origin = first_true(attn_mask.flatten(1, -2).any(1).expand(q.shape[0], -1))
         if not torch.compiler.is_compiling():
             self.sample = _sample(q, k, attn_mask, segment_origin, scale, is_causal=is_causal)
         boundaries = ops.Boundaries(self.left(q), k, self.right(q), k)
