@@ -30,7 +30,7 @@ from transformers.modeling_outputs import (
 )
 
 from diffwindow.attention.key_cache import KeyCache
-from diffwindow.attention.visibility import EVERYTHING, View, first_true, padded_view
+from diffwindow.attention.visibility import EVERYTHING, Visibility, first_true, padded_visibility
 from diffwindow.data.tokenizer import BOS, EOS, PAD, SPECIAL, UNK
 from diffwindow.models.build import MODELS, Model, read_config
 from diffwindow.models.translator import Translator
@@ -135,7 +135,7 @@ class TranslatorForSeq2SeqLM(_Wrapped, GenerationMixin):
         if encoder_outputs is None:
             encoder_outputs = self.get_encoder()(input_ids, attention_mask)
         encoded: Any = encoder_outputs[0]
-        source = padded_view(None if attention_mask is None else attention_mask.bool())
+        source = padded_visibility(None if attention_mask is None else attention_mask.bool())
         caches, memory = [], self._memory(encoded, past_key_values)
         past = 0
         if past_key_values is not None:
@@ -143,8 +143,8 @@ class TranslatorForSeq2SeqLM(_Wrapped, GenerationMixin):
             past = int(own.get_seq_length())
             caches = [_LayerCache(own, layer) for layer in range(len(self.model.decoder.layers))]
         x = self.model.embedding(decoder_input_ids, _positions(decoder_input_ids, past))
-        view = _causal_view(decoder_input_ids, past, None)
-        hidden = self.model.decoder(x, view, memory=memory, memory_view=source, caches=caches)
+        visibility = _causal_visibility(decoder_input_ids, past, None)
+        hidden = self.model.decoder(x, visibility, memory=memory, memory_visibility=source, caches=caches)
         logits = self.model.embedding.logits(hidden)
         loss: Any = None if labels is None else _token_loss(logits, labels)
         return Seq2SeqLMOutput(
@@ -194,7 +194,7 @@ class LanguageModelForCausalLM(_Wrapped, GenerationMixin):
         if past_key_values is not None:
             caches = [_LayerCache(past_key_values, layer) for layer in range(len(self.model.decoder.layers))]
         x = self.model.embedding(input_ids, _positions(input_ids, past, origin))
-        hidden = self.model.decoder(x, _causal_view(input_ids, past, mask), caches=caches)
+        hidden = self.model.decoder(x, _causal_visibility(input_ids, past, mask), caches=caches)
         logits = self.model.embedding.logits(hidden[:, -logits_to_keep:] if logits_to_keep else hidden)
         loss: Any = None if labels is None else _token_loss(logits[:, :-1], labels[:, 1:])
         return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past_key_values)
@@ -302,18 +302,18 @@ def _positions(tokens: Tensor, past: int, origin: Tensor | None = None) -> Tenso
     return positions if origin is None else (positions - origin[:, None]).clamp(min=0)
 
 
-def _causal_view(tokens: Tensor, past: int, mask: Tensor | None) -> View:
+def _causal_visibility(tokens: Tensor, past: int, mask: Tensor | None) -> Visibility:
     """Show each token the `past` tokens before the first, those before itself, and itself, but no padding."""
     if past == 0:
-        return padded_view(mask, is_causal=True)
+        return padded_visibility(mask, is_causal=True)
     if tokens.shape[1] == 1:
-        return EVERYTHING if mask is None else padded_view(mask)
+        return EVERYTHING if mask is None else padded_visibility(mask)
     length = past + tokens.shape[1]
     key = torch.arange(length, device=tokens.device)
     causal = key <= torch.arange(past, length, device=tokens.device)[:, None]
     if mask is None:
-        return View(causal[None, None])
-    return View(causal & mask[:, None, None, :], segment_origin=first_true(mask))
+        return Visibility(causal[None, None])
+    return Visibility(causal & mask[:, None, None, :], segment_origin=first_true(mask))
 
 
 def _token_loss(logits: Tensor, labels: Tensor) -> Tensor:

@@ -59,7 +59,7 @@ def add_windows(
     record = {"plan": str(plan), "init": init, "before": model.config._attn_implementation}
     setattr(model.config, RECORD, record)
     register()
-    model.set_attn_implementation(IMPLEMENTATION)
+    _set_implementation(model, IMPLEMENTATION)
     return model
 
 
@@ -75,7 +75,7 @@ def remove_windows(model: M) -> M:
     record = getattr(model.config, RECORD, None)
     if record is not None:
         delattr(model.config, RECORD)
-        model.set_attn_implementation(record["before"] or "sdpa")
+        _set_implementation(model, record["before"] or "sdpa")
     return model
 
 
@@ -148,6 +148,15 @@ def _windows(model: nn.Module) -> Iterator[tuple[str, nn.Module, AddedWindow]]:
         window = getattr(module, CHILD, None)
         if isinstance(window, AddedWindow):
             yield name, module, window
+
+
+def _set_implementation(model: PreTrainedModel, implementation: str) -> None:
+    """Set the implementation everywhere, also in configs that parts of a model keep as copies."""
+    model.set_attn_implementation(implementation)
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if getattr(config, "_attn_implementation", implementation) != implementation:
+            cast(Any, config)._attn_implementation = implementation
 
 
 def _check_interface(model: PreTrainedModel) -> None:
