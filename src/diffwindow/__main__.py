@@ -6,7 +6,7 @@ from diffwindow.extras import MissingExtraError, require
 
 
 def main() -> None:
-    """Run the command line, if the packages that it needs are installed."""
+    """Run the command line if the packages it needs are installed."""
     try:
         require("typer")
     except MissingExtraError as error:

@@ -1,4 +1,4 @@
-"""A stderr that may be lost: a run that can no longer say how far it is goes on."""
+"""lossy_stderr(): a program goes on when stderr is closed, full or gone."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from contextlib import contextmanager
 from typing import Any, TextIO, cast
 
 
-class Lossy:
-    """A text stream that drops what cannot be written; all else is that of the stream behind it."""
+class LossyStream:
+    """A text stream that drops what cannot be written."""
 
     def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write a text, or drop it if the stream is closed, full or gone."""
+        """Write a text; drop it if the stream is closed, full or gone."""
         if self._stream is not None:
             try:
                 self._stream.write(text)
@@ -25,7 +25,7 @@ class Lossy:
         return len(text)
 
     def flush(self) -> None:
-        """Flush the stream if it is still there."""
+        """Flush the stream if it still exists."""
         if self._stream is not None:
             try:
                 self._stream.flush()
@@ -33,7 +33,7 @@ class Lossy:
                 return
 
     def isatty(self) -> bool:
-        """Return whether a terminal is behind the stream."""
+        """Return whether the stream is a terminal."""
         try:
             return self._stream is not None and self._stream.isatty()
         except ValueError:
@@ -45,10 +45,10 @@ class Lossy:
 
 @contextmanager
 def lossy_stderr() -> Iterator[None]:
-    """Let nothing fail because stderr is closed, full, or a terminal that went away."""
+    """Inside the context, drop what cannot be written to stderr instead of raising."""
     _reserve_descriptors()
     before = sys.stderr
-    sys.stderr = cast(TextIO, Lossy(before))
+    sys.stderr = cast(TextIO, LossyStream(before))
     try:
         yield
     finally:
@@ -57,7 +57,7 @@ def lossy_stderr() -> Iterator[None]:
 
 
 def _drop_unwritten(stream: TextIO | None) -> None:
-    """Flush a stream, or drop what it holds: a flush that fails at exit would change the exit code."""
+    """Flush a stream, or drop its content: a flush that fails at exit would change the exit code."""
     if stream is None:
         return
     try:
@@ -73,13 +73,13 @@ def _drop_unwritten(stream: TextIO | None) -> None:
 
 
 def _reserve_descriptors() -> None:
-    """Open the null device where a standard stream is closed.
+    """Open the null device in place of each standard stream that is closed.
 
-    Otherwise the next file that is opened, such as a log, gets its number and what libraries write to it.
+    Otherwise the next file that is opened, such as a log, would get its number and its output.
     """
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
         except OSError:
-            # the lowest free number, which is this one
+            # takes the lowest free number, which is this one
             os.open(os.devnull, os.O_RDWR)

@@ -1,10 +1,10 @@
-"""Which extra of `diffwindow` brings an optional package, and what to say where the package is missing."""
+"""The extras of `diffwindow`, the optional packages they install, and the error if one is missing."""
 
 from __future__ import annotations
 
 from importlib.util import find_spec
 
-# The modules that each extra brings, as they are imported; pyproject.toml has the packages.
+# the modules of each extra, as they are imported; pyproject.toml lists the packages
 EXTRAS = {
     "toolkit": (
         "matplotlib",
@@ -25,7 +25,7 @@ EXTRAS = {
 
 
 class MissingExtraError(ModuleNotFoundError):
-    """Say in one sentence which package is missing and which extra brings it."""
+    """An optional package is not installed; the message names the extra that installs it."""
 
 
 def missing(package: str) -> MissingExtraError:
@@ -37,12 +37,12 @@ def missing(package: str) -> MissingExtraError:
 
 
 def optional(package: str) -> bool:
-    """Tell whether an extra brings this package."""
+    """Return whether a package belongs to an extra."""
     return any(package in packages for packages in EXTRAS.values())
 
 
 def require(*packages: str) -> None:
-    """Raise an error that names the extra if one of these packages of extras is not installed.
+    """Raise an error that names the extra if one of these packages is not installed.
 
     >>> require("typer")
     """

@@ -1,4 +1,4 @@
-"""Write files so that a crash leaves the old content or the new, never a mixture; read them with care."""
+"""Files: atomic writes that leave the old content or the new, JSON, locks, hashes."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from typing import IO, Any
 
 from filelock import FileLock, Timeout
 
-# The lock file of a folder that is being worked in; it stays: two processes could hold it if one removed it.
+# the lock file of a folder; it is never removed, because then two processes could hold it
 LOCK = ".lock"
 
 
 @contextmanager
 def replacing(path: Path, *, follow_link: bool = False) -> Iterator[Path]:
-    """Give a temporary path to write; when that went well, flush it to disk and rename it over `path`.
+    """Yield a temporary path to write; on success, flush it to disk and rename it to `path`.
 
-    A link is replaced, so that nothing outside its folder changes; `follow_link`, for paths that people
-    name, replaces the file behind it.
+    If `path` is a link, the link is replaced, so that nothing outside its folder changes. With `follow_link`,
+    for paths that users name, the file behind it is replaced.
     """
     path = path.resolve() if follow_link else path.parent.resolve() / path.name
     if not path.parent.is_dir():
@@ -43,13 +43,13 @@ def replacing(path: Path, *, follow_link: bool = False) -> Iterator[Path]:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file whole."""
+    """Write a whole file, or leave the old one."""
     with replacing(path) as temporary:
         temporary.write_bytes(content)
 
 
 def remove_temporaries(folder: Path) -> None:
-    """Remove what killed processes left of unfinished writes in a folder that is this process's alone."""
+    """Remove the unfinished files of killed processes; no other process may be writing in the folder."""
     for path in (*folder.glob(".*.tmp"), *folder.glob(".*.old")):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -58,7 +58,7 @@ def remove_temporaries(folder: Path) -> None:
 
 
 def open_within(path: Path, mode: str) -> IO[bytes]:
-    """Open a file of a folder to write in place; raise if it is a link, which may lead out of the folder."""
+    """Open a file to write in place; raise if it is a link, which may lead out of its folder."""
     if path.is_symlink() or (path.exists() and not path.is_file()):
         raise ValueError(f"{path} is not a regular file; move it away")
     return open(path, mode, opener=_without_links)
@@ -69,7 +69,7 @@ def _without_links(path: str, flags: int) -> int:
 
 
 def finite(value: Any) -> Any:
-    """Return plain data with null for each number that JSON does not have.
+    """Return plain data with None for NaN and infinities, which JSON does not have.
 
     >>> finite({"loss": float("nan"), "lr": [0.5, float("inf")]})
     {'loss': None, 'lr': [0.5, None]}
@@ -82,7 +82,7 @@ def finite(value: Any) -> Any:
 
 
 def to_json(value: Any, *, indent: int | None = None) -> str:
-    """Return a value as JSON that every reader takes: without NaN and infinities."""
+    """Return a value as JSON, with null for NaN and infinities."""
     return json.dumps(finite(value), indent=indent, ensure_ascii=False, allow_nan=False)
 
 
@@ -92,21 +92,26 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object; a file that holds none is an error that names it."""
+    """Read a JSON object; raise a ValueError that names the file if it holds anything else."""
+    return parse_json(path.read_bytes(), path)
+
+
+def parse_json(content: str | bytes, place: Path) -> dict[str, Any]:
+    """Parse a JSON object; raise a ValueError that names its place if it is anything else."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(content if isinstance(content, str) else content.decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged: {error}") from None
+        raise ValueError(f"{place} is damaged: {error}") from None
     if not isinstance(value, dict):
-        raise ValueError(f"{path} is damaged: it holds a {type(value).__name__}, not an object")
+        raise ValueError(f"{place} is damaged: it holds a {type(value).__name__}, not an object")
     return value
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep a folder to this process for a while by a lock file in it; raise if another process has it.
+    """Lock a folder inside the context; raise if another process has locked it.
 
-    A file system without locks goes without.
+    On a file system without locks, do nothing.
     """
     lock = FileLock(folder / LOCK)
     try:
@@ -127,7 +132,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def flush(path: Path) -> None:
-    """Flush a file, or a folder's entries, so that a write or a rename in it survives a power cut."""
+    """Flush a file, or the entries of a folder, to disk, so that it survives a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -136,6 +141,6 @@ def flush(path: Path) -> None:
 
 
 def sha256_of(path: Path) -> str:
-    """Hash a file of any size in constant memory."""
+    """Return the SHA-256 of a file, in constant memory."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -8,7 +8,7 @@ import typer
 
 from diffwindow import __version__
 from diffwindow.cli import data, demo, describe, doctor, evaluate, reproduce, train, translate
-from diffwindow.cli.errors import spoken
+from diffwindow.cli.errors import one_sentence_errors
 from diffwindow.console import lossy_stderr
 
 app = typer.Typer(
@@ -48,5 +48,5 @@ def options(
 
 def main() -> None:
     """Run the command line; print a user's mistake as one sentence and exit with code 2."""
-    with lossy_stderr(), spoken():
+    with lossy_stderr(), one_sentence_errors():
         app()

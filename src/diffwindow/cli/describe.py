@@ -8,14 +8,14 @@ import typer
 
 
 def describe(
-    preset: Annotated[str, typer.Argument(help="A model by its corpus, as wmt14-en-de.")],
+    preset: Annotated[str, typer.Argument(help="A preset, such as wmt14-en-de.")],
     attention: Annotated[
-        str, typer.Option(help='Which layer gets which attention, as "Enc(AW)-Cr(AW,Seg)-Dec(MW)".')
+        str, typer.Option(help='The attention of each layer, such as "Enc(AW)-Cr(AW,Seg)-Dec(MW)".')
     ] = "Global",
-    vocab_size: Annotated[int | None, typer.Option(min=1, help="Another vocabulary.")] = None,
+    vocab_size: Annotated[int | None, typer.Option(min=1, help="Another size of the vocabulary.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show a model layer by layer with its exact number of parameters; no weights are allocated."""
+    """Show the attention of each layer of a model and its number of parameters; allocate no weights."""
     from diffwindow.files import to_json
     from diffwindow.models.build import count_parameters
     from diffwindow.tasks.presets import model_preset

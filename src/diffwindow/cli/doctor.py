@@ -1,8 +1,8 @@
-"""The `doctor` verb."""
+"""The verb `doctor`."""
 
 
 def doctor() -> None:
-    """Print versions, processor, compiler and whether the fused kernels are at hand."""
+    """Print versions, processor, compiler and whether the fused kernels are available."""
     from diffwindow import __version__
     from diffwindow.kernels.doctor import report
 

@@ -1,4 +1,4 @@
-"""Mistakes as sentences: what people did wrong is told on stderr, without a traceback."""
+"""Errors of the command line: one sentence on stderr, an exit code, no traceback."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ OUT_OF_MEMORY = "out of memory; use a smaller model or smaller batches"
 
 
 @contextmanager
-def spoken() -> Iterator[None]:
-    """Turn a mistake, a missing extra or a lack of memory into one line on stderr and exit code 2."""
+def one_sentence_errors() -> Iterator[None]:
+    """Print a mistake, a missing extra or a lack of memory as one line on stderr and exit with 2."""
     try:
         yield
     except (ValueError, OSError) as error:
@@ -29,7 +29,7 @@ def spoken() -> Iterator[None]:
     except MemoryError:
         text = OUT_OF_MEMORY
     except RuntimeError as error:
-        # torch has no class of its own for what its CPU allocator says
+        # torch has no exception class for its CPU allocator
         if "can't allocate memory" not in str(error) and "out of memory" not in str(error):
             raise
         text = OUT_OF_MEMORY
@@ -40,7 +40,7 @@ def spoken() -> Iterator[None]:
 
 
 def shortened(text: str, limit: int = 500) -> str:
-    """Return a message as one line; of a long one, its beginning and its end.
+    """Return a message as one line, without its middle if it is long.
 
     >>> shortened("x" * 30 + ": not a number", limit=20)
     'xxxxxxxxxx … a number'
@@ -53,7 +53,7 @@ def shortened(text: str, limit: int = 500) -> str:
 
 @contextmanager
 def interruptible(outcome: str) -> Iterator[None]:
-    """Say what became of the work when Ctrl-C stops it, and exit with its code."""
+    """On Ctrl-C, print what became of the work and exit with 130."""
     try:
         yield
     except KeyboardInterrupt:
@@ -63,7 +63,7 @@ def interruptible(outcome: str) -> Iterator[None]:
 
 @contextmanager
 def naming_data_option() -> Iterator[None]:
-    """Name the option that says where a corpus's raw files are, if a folder of them is missing."""
+    """Add the name of the option to the error about a missing folder of raw files."""
     from diffwindow.data.lines import NoFolderError
 
     try:
@@ -74,11 +74,11 @@ def naming_data_option() -> Iterator[None]:
 
 @contextmanager
 def training_errors() -> Iterator[None]:
-    """Say why a run cannot go on and exit with 1, or with the code of the signal that stopped it."""
+    """Print why a run stopped; exit with 1, or with the code of the signal that stopped it."""
     from diffwindow.training.failures import Interrupted, TrainingError
 
     try:
-        with interruptible("the same command goes on"), naming_data_option():
+        with interruptible("the same command resumes"), naming_data_option():
             yield
     except TrainingError as error:
         print(f"diffwindow: {error}", file=sys.stderr)

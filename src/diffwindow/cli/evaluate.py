@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from diffwindow.tasks.trained_model import Trained
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a model folder.")]
-Beam = Annotated[int | None, typer.Option(min=1, help="Hypotheses kept open; the run's own by default.")]
+Beam = Annotated[int | None, typer.Option(min=1, help="Beam size; that of the run by default.")]
 LengthPenalty = Annotated[
-    float | None, typer.Option(help="Power of the length that divides log p; the run's own by default.")
+    float | None, typer.Option(help="Power of the length that divides log p; that of the run by default.")
 ]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …; auto takes a GPU if there is one.")]
 
@@ -36,9 +36,9 @@ def evaluate(
     device: Device = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Score a trained model: accuracy, perplexity by word, or BLEU in three ways and chrF, with signatures.
+    """Score a trained model: accuracy, perplexity per word, or three kinds of BLEU and chrF.
 
-    Two runs are compared by sacreBLEU's paired bootstrap (translation) or McNemar's exact test (classes).
+    Two runs are compared by sacreBLEU's paired bootstrap (translation) or McNemar's exact test (labels).
     Several processes share the work: torchrun --nproc-per-node 2 -m diffwindow evaluate …
     """
     from diffwindow.cli.errors import interruptible
@@ -50,7 +50,7 @@ def evaluate(
     from diffwindow.training.distributed import connected
 
     def opened(folder: Path, stage: str) -> tuple[Trained, Callable[[], Evaluation]]:
-        """Open all that a score needs, so that a mistake in either run is told before the first is scored."""
+        """Open everything first, so that a mistake in either run is reported before one is scored."""
         trained = open_trained(folder, device)
         task = trained.task(store)
         search = search_of(folder, beam=beam, length_penalty=length_penalty)
@@ -68,7 +68,7 @@ def evaluate(
     ):
         with world.together():
             store = open_store(run, data)
-            # hashed here, so that damage ends all processes
+            # hashed here, so that damaged files stop all processes
             store.split(split)
             trained, score = opened(run, "translating")
             second = opened(against, "translating the other") if against else None
@@ -120,7 +120,7 @@ def open_store(run: Path, data: Path | None) -> Store:
     if not run.exists():
         raise ValueError(f"there is no {run}; give the folder of a run or of a model")
     if data is None:
-        raise ValueError(f"{run} is not a run folder and knows no corpus; give one with --data DIR")
+        raise ValueError(f"{run} is not a run folder, so its corpus is unknown; give one with --data DIR")
     return Store.open(data)
 
 
@@ -132,7 +132,7 @@ def search_of(
     n_best: int = 1,
     max_length: int | None = None,
 ) -> Search:
-    """Give the search of a run, with what the command line changes."""
+    """Return the search of a run, changed by the options of the command line."""
     from diffwindow.decoding.translate import Search
     from diffwindow.training.config import SearchConfig
     from diffwindow.training.run_folder import CONFIG, Run
@@ -146,12 +146,12 @@ def search_of(
     )
 
 
-# a text's tokens, and those from the subject to the verb
+# the length of a text, and the distance from subject to verb
 RANGES = {"by_length": "length", "by_distance": "distance"}
 
 
 def as_text(report: dict[str, Any]) -> Iterator[str]:
-    """Give the lines that people read."""
+    """Yield the lines of a report."""
     model = f"{report['attention']}, {report['parameters']:,} parameters"
     yield f"{report['run']}: {model}, split {report['split']}"
     yield from _metrics(report["metrics"])
@@ -161,7 +161,7 @@ def as_text(report: dict[str, Any]) -> Iterator[str]:
         yield from _metrics(other["metrics"])
         yield "difference, first minus second"
         for name, values in other["comparison"].items():
-            # accuracies are shares, and shown in per cent
+            # accuracies are fractions, and shown in per cent
             points = 100 if name == "accuracy" else 1
             shown = {key: points * value if key == "difference" else value for key, value in values.items()}
             figures = ", ".join(_figure(key, value) for key, value in shown.items() if key != "signature")
@@ -197,14 +197,14 @@ def _accuracy(group: dict[str, Any]) -> str:
 
 def _window(fit: dict[str, Any]) -> str:
     inside = f"attention inside the gold window {fit['attention_inside']:.3f}"
-    chance = f"everywhere alike {fit['chance']:.3f}"
+    chance = f"uniform attention {fit['chance']:.3f}"
     if fit["overlap"] is None:
         return f"{inside} ({chance})"
     return f"{inside}, window overlap {fit['overlap']:.3f}, best head {fit['best_head']:.3f} ({chance})"
 
 
 def shown_p(p: float) -> str:
-    """Show a p-value, a tiny one as a bound.
+    """Return a p-value as text, with a bound if it is tiny.
 
     >>> shown_p(0.16), shown_p(1e-9)
     ('0.160', '<0.001')

@@ -14,7 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffwindow.data.store import FORMAT, OFFSET_DTYPE, VALUE_DTYPE
-from diffwindow.files import LOCK, flush, locked, open_within, remove_temporaries, sha256_of, write_json
+from diffwindow.files import (
+    LOCK,
+    flush,
+    locked,
+    open_within,
+    read_json,
+    remove_temporaries,
+    sha256_of,
+    write_json,
+)
 
 _SUFFIXES = {".tokens", ".offsets", ".values", ".json", ".tmp"}
 
@@ -101,7 +110,7 @@ class PartialStore:
         fresh: dict[str, Any] = {"fingerprint": self._fingerprint, "splits": {}}
         path = self.folder / "progress.json"
         try:
-            state = json.loads(path.read_text(encoding="utf-8"))
+            state = read_json(path)
             if state["fingerprint"] == json.loads(json.dumps(self._fingerprint)):
                 _check_names(state["splits"])
                 self.resumed = True

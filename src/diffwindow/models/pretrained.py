@@ -1,6 +1,5 @@
 """Model folders: `model.safetensors`, `config.json` and, where there is one, `tokenizer.json`."""
 
-import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -10,7 +9,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from diffwindow.files import flush, replacing, write_atomically
+from diffwindow.files import flush, parse_json, replacing, write_atomically
 from diffwindow.layers.transformer import AttentionBlock
 from diffwindow.models.config import ModelConfig
 from diffwindow.models.manifest import MANIFEST, verify
@@ -117,21 +116,16 @@ def read_fields(folder: Path) -> dict[str, Any]:
     """Read the fields of a model folder's config."""
     path = folder / CONFIG
     try:
-        return _parse_json(path.read_text(encoding="utf-8"), path)
+        return _fields(path.read_bytes(), path)
     except FileNotFoundError:
         raise ModelFileError(f"there is no file {path}; a model folder has {CONFIG} and {WEIGHTS}") from None
-    except UnicodeDecodeError as error:
-        raise ModelFileError(f"{path} is not text ({error.reason} at byte {error.start})") from None
 
 
-def _parse_json(text: str, place: Path) -> dict[str, Any]:
+def _fields(content: str | bytes, place: Path) -> dict[str, Any]:
     try:
-        fields = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ModelFileError(f"{place} is not JSON: {error}") from None
-    if not isinstance(fields, dict):
-        raise ModelFileError(f"{place} holds a {type(fields).__name__}, not the fields of a config")
-    return fields
+        return parse_json(content, place)
+    except ValueError as error:
+        raise ModelFileError(str(error)) from None
 
 
 def _as_config(config_class: type[ModelConfig], fields: dict[str, Any], place: Path) -> ModelConfig:
@@ -150,7 +144,7 @@ def _as_config(config_class: type[ModelConfig], fields: dict[str, Any], place: P
 def _check_origin(folder: Path, config: ModelConfig, saved_with: str) -> None:
     """Refuse weights beside a config that is not theirs, as a copy cut between the files leaves them."""
     weights = folder / WEIGHTS
-    theirs = _as_config(type(config), _parse_json(saved_with, weights), weights)
+    theirs = _as_config(type(config), _fields(saved_with, weights), weights)
     for name in type(config).model_fields:
         here, there = getattr(config, name), getattr(theirs, name)
         if here != there:
