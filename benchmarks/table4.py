@@ -10,7 +10,7 @@ import torch
 
 from diffwindow.models.build import count_parameters
 from diffwindow.reproduce.runner import make_store
-from diffwindow.reproduce.scales import Setting
+from diffwindow.reproduce.scales import Experiment
 from diffwindow.reproduce.speed import relative_speeds
 from diffwindow.reproduce.tables import PAPER_SPEED, TABLE_4
 from diffwindow.tasks.presets import model_preset
@@ -24,7 +24,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     # the paper's models on sentences that are at hand: the time of an update does not depend on the words
-    setting = Setting("wmt14-en-de", (f"train.max_tokens={options.tokens}",), "multi30k-en-de")
+    setting = Experiment("wmt14-en-de", (f"train.max_tokens={options.tokens}",), "multi30k-en-de")
     store = options.stores / setting.store_name
     make_store(setting, store, options.data)
     ratios = relative_speeds(TABLE_4, setting, store, rounds=options.rounds)

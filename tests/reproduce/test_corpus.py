@@ -4,7 +4,7 @@ import pytest
 
 from diffwindow.data.lines import Audit
 from diffwindow.reproduce.runner import recipe
-from diffwindow.reproduce.scales import Setting
+from diffwindow.reproduce.scales import Experiment
 
 
 def texts(recipe, split):
@@ -16,8 +16,8 @@ def test_a_corpus_without_splits_keeps_its_share(tmp_path, kept):
     for name in ("train", "test"):
         lines = (f"{i % 2}\t1\t{i}\treview number {i}\n" for i in range(4000))
         (tmp_path / f"imdb_{name}.tsv").write_text("".join(lines))
-    whole = recipe(Setting("imdb"), tmp_path)
-    part = recipe(Setting("imdb", kept=kept), tmp_path)
+    whole = recipe(Experiment("imdb"), tmp_path)
+    part = recipe(Experiment("imdb", kept=kept), tmp_path)
     train = texts(whole, "train")
     assert len(train) == pytest.approx(3600, rel=0.02)
     assert set(texts(part, "train")) < set(train)
@@ -26,9 +26,9 @@ def test_a_corpus_without_splits_keeps_its_share(tmp_path, kept):
 
 
 def test_a_corpus_with_splits_keeps_the_rows_of_the_published_results():
-    part = recipe(Setting("agreement", rows=200, kept=100), None)
+    part = recipe(Experiment("agreement", rows=200, kept=100), None)
     # chosen once and for all by crc32(text) % 1000 < 100
     from zlib import crc32
 
-    whole = texts(recipe(Setting("agreement", rows=200), None), "train")
+    whole = texts(recipe(Experiment("agreement", rows=200), None), "train")
     assert texts(part, "train") == [text for text in whole if crc32(text.encode()) % 1000 < 100]

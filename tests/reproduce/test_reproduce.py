@@ -10,12 +10,12 @@ from typer.testing import CliRunner
 from diffwindow.cli import app
 from diffwindow.evaluation import evaluate as evaluation
 from diffwindow.metrics.outcomes import accuracy_of, load_outcomes, save_outcomes
-from diffwindow.reproduce import plot, runner
+from diffwindow.reproduce import pictures, runner
 from diffwindow.reproduce.bootstrap import gain_interval
 from diffwindow.reproduce.findings import findings
-from diffwindow.reproduce.job import OUTCOMES, RESULT, run, settings_of
+from diffwindow.reproduce.job import OUTCOMES, RESULT, arguments_of, run
 from diffwindow.reproduce.report import FIGURE, JSON, PICTURES, REPORT, markdown, write_report
-from diffwindow.reproduce.runner import Outcome, done_before, jobs_of, make_stores
+from diffwindow.reproduce.runner import FinishedJob, done_before, jobs_of, make_stores
 from diffwindow.reproduce.scales import scale_of
 from diffwindow.reproduce.speed import relative_speeds
 from diffwindow.reproduce.tables import table_of
@@ -146,7 +146,7 @@ def test_a_result_of_other_settings_is_not_taken(tmp_path):
     (job,) = _jobs("table5", ["sst"], ["Global"], tmp_path)
     job.folder.mkdir(parents=True)
     (job.folder / RESULT).write_text(json.dumps({"settings": ["imdb"]}))
-    with pytest.raises(ValueError, match="choose another --out"):
+    with pytest.raises(ValueError, match="choose another folder"):
         done_before([job])
 
 
@@ -163,7 +163,7 @@ def _outcome(job, value, problem=None):
     fit = {"overlap": None, "best_head": None, "attention_inside": 0.5, "chance": 0.25}
     metrics["windows"] = [fit, fit]
     result = {"value": value, "valid": value, "parameters": 1000, "metrics": metrics}
-    return Outcome(job, None if problem else result, problem)
+    return FinishedJob(job, None if problem else result, problem)
 
 
 def _save_alike(job, term):
@@ -241,8 +241,8 @@ def test_curves_are_labelled_by_what_validations_give(tmp_path, monkeypatch, tab
     for column in found["columns"]:
         column["rows"][0]["learning"] = [(1, 50.0), (2, 40.0)]
     drawn = []
-    monkeypatch.setattr(plot, "save_figure", lambda figure, _: drawn.append(figure))
-    assert plot.draw_learning(found, tmp_path / "learning.png")
+    monkeypatch.setattr(pictures, "save_figure", lambda figure, _: drawn.append(figure))
+    assert pictures.draw_learning(found, tmp_path / "learning.png")
     assert {axes.get_ylabel() for axes in drawn[0].axes} == {label}
 
 
@@ -291,7 +291,7 @@ def test_a_report_keeps_what_other_commands_ran(tmp_path):
     (asked,) = jobs_of(table_of("table5").chosen(["sva"], ["Global"]), SMOKE, (1,), tmp_path)
     for job in (other, asked):
         job.folder.mkdir(parents=True)
-        result = _outcome(job, 90.0).result | {"settings": list(settings_of(job))}
+        result = _outcome(job, 90.0).result | {"settings": list(arguments_of(job))}
         (job.folder / RESULT).write_text(json.dumps(result))
     done = CliRunner().invoke(app, [*arguments, "--columns", "sva", "--rows", "Global"])
     assert done.exit_code == 0, done.output
@@ -303,7 +303,7 @@ def test_a_report_keeps_what_other_commands_ran(tmp_path):
 
 def test_speeds_are_relative_to_the_first_row(translations):
     table = table_of("table4")
-    speeds = relative_speeds(table, translations[0].setting, translations[0].store, rounds=1)
+    speeds = relative_speeds(table, translations[0].experiment, translations[0].store, rounds=1)
     assert list(speeds) == [row.key for row in table.rows]
     assert speeds["Global"] == 1.0
     assert all(ratio > 0 for ratio in speeds.values())

@@ -15,14 +15,14 @@ ROWS = [
     for column in table.columns
     for row in table.rows
     for scale in SCALES.values()
-    if column.name in scale.settings
+    if column.name in scale.experiments
 ]
 
 
 @pytest.mark.parametrize(("column", "row", "scale"), ROWS)
 def test_every_row_resolves(column, row, scale):
     # a wrong preset, override, layer or notation would raise
-    assert cost(scale.setting(column), row).operations > 0
+    assert cost(scale.experiment(column), row).operations > 0
 
 
 @pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
@@ -45,7 +45,7 @@ def test_columns_exist_at_every_scale(scale):
     # generated sentences are not the paper's, and the whole corpus of agreement is nothing small
     only_mini = {name for name in columns if name.startswith("agreement")}
     missing = {"paper": only_mini, "mini": {"sva"}, "smoke": set()}
-    assert columns - scale.settings.keys() == missing[scale.name]
+    assert columns - scale.experiments.keys() == missing[scale.name]
 
 
 def test_what_settings_are_chosen_by_is_the_validation_set():
@@ -77,7 +77,7 @@ def test_mistakes_name_what_there_is():
     with pytest.raises(ValueError, match='did you mean "table5"'):
         table_of("tabel5")
     with pytest.raises(ValueError, match="has no paper scale"):
-        scale_of("paper").setting(Column("agreement", "generated agreement", "accuracy"))
+        scale_of("paper").experiment(Column("agreement", "generated agreement", "accuracy"))
 
 
 def test_a_row_with_another_model_has_another_name():

@@ -34,7 +34,7 @@ def reproduce(
     columns: Names = "",
     rows: Names = "",
 ) -> None:
-    """Train and evaluate the rows of a table, and report them; the same command goes on where it stopped."""
+    """Train and evaluate the rows of a table, and report them; the same command resumes."""
     if table == "list":
         _list()
         return
@@ -47,12 +47,12 @@ def reproduce(
     from diffwindow.reproduce.tables import table_of
 
     at, whole = scale_of(scale), table_of(table)
-    here = whole.at(at.settings)
+    here = whole.at(at.experiments)
     numbers, folder = range(1, seeds + 1), out / f"{table}-{scale}"
     command = shlex.join(["diffwindow", *sys.argv[1:]])
-    # a column that was named must be there; of all columns, those of the scale are meant
+    # a named column must exist at this scale; without names, those of the scale are run
     asked = jobs_of((whole if columns else here).chosen(_split(columns), _split(rows)), at, numbers, out)
-    # a report holds all that is there, whichever part was asked for
+    # a report shows every finished run, whichever part was asked for
     outcomes = done_before(jobs_of(here, at, numbers, out))
     ended = {outcome.job.folder for outcome in outcomes}
     waiting = [job for job in asked if job.folder not in ended]
@@ -81,7 +81,7 @@ def reproduce(
 
 
 def _draw(jobs: Sequence[Job], folder: Path) -> None:
-    """Draw what the first and the last row look at, if both are trained."""
+    """Draw the attention of the first and the last row, if both are trained."""
     from diffwindow.reproduce.figure3 import draw_figure_3
     from diffwindow.reproduce.job import result_of
     from diffwindow.reproduce.report import FIGURE
@@ -95,7 +95,7 @@ def _draw(jobs: Sequence[Job], folder: Path) -> None:
 def _speeds(table: Table, job: Job) -> dict[str, float]:
     from diffwindow.reproduce.speed import relative_speeds
 
-    return relative_speeds(table, job.setting, job.store)
+    return relative_speeds(table, job.experiment, job.store)
 
 
 def _split(names: str) -> list[str]:
@@ -118,13 +118,13 @@ def _list() -> None:
         for column in table.columns:
             print(f"  column {column.name}: {column.title}")
             for scale in SCALES.values():
-                if scale is SMOKE or column.name not in scale.settings:
+                if scale is SMOKE or column.name not in scale.experiments:
                     continue
-                setting = scale.settings[column.name]
-                costs = [cost(setting, row) for row in table.rows]
+                experiment = scale.experiments[column.name]
+                costs = [cost(experiment, row) for row in table.rows]
                 core, gpu = sum(one.core_hours for one in costs), sum(one.gpu_hours for one in costs)
                 print(
-                    f"    {scale.name:5} {setting.store_name}: {len(costs)} rows of {costs[0].updates:,} "
+                    f"    {scale.name:5} {experiment.store_name}: {len(costs)} rows of {costs[0].updates:,} "
                     f"updates; a seed takes {spoken(core)} of a core or {spoken(gpu)} of a GPU"
                 )
         print("  rows " + "; ".join(row.key for row in table.rows))

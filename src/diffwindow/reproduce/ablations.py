@@ -28,8 +28,8 @@ TUNING_TABLE = _ablation(
     "What the validation set chooses for each model of Table 5",
     ("Enc(Rel)@all", "Enc(Loc)", *WINDOWS),
     (
-        *(condition.column(TUNING) for condition in CANDIDATES),
-        *(condition.column(TUNING_IMDB) for condition in RATES),
+        *(variation.column(TUNING) for variation in CANDIDATES),
+        *(variation.column(TUNING_IMDB) for variation in RATES),
     ),
 )
 TUNED = Table(
@@ -38,9 +38,9 @@ TUNED = Table(
     (SST,),
     (
         Row("Global, dropout 0.3", "Global", ("model.dropout=0.3",)),
-        Row("Enc(Rel)@all, 128 texts a batch", "Enc(Rel)@all", ("train.max_rows=128",)),
+        Row("Enc(Rel)@all, 128 texts per batch", "Enc(Rel)@all", ("train.max_rows=128",)),
         Row("Enc(Loc), as in the tables", "Enc(Loc)"),
-        Row("Enc(MW), 128 texts a batch", "Enc(MW)", ("train.max_rows=128",)),
+        Row("Enc(MW), 128 texts per batch", "Enc(MW)", ("train.max_rows=128",)),
         Row("Enc(AW), as in the tables", "Enc(AW)"),
     ),
 )
@@ -53,7 +53,7 @@ EXPECTATION = _ablation(
 
 
 def _sizes(role: str) -> tuple[str, ...]:
-    # a size of 5 is written Seg, and 1 is none
+    # a size of 5 is written Seg, and a size of 1 is left out
     sizes = (f"{role}(AW,Seg={size})" if size != 5 else f"{role}(AW,Seg)" for size in range(2, 11))
     return (f"{role}(AW)", *sizes)
 
@@ -95,7 +95,7 @@ AGREEMENT_TABLE = Table(
     (AGREEMENT, AGREEMENT_10),
     (
         Row("Global", "Global"),
-        # as many parameters as the additive window has
+        # as many parameters as with the additive window
         Row("Global, wider feed-forward", "Global", ("model.ffn_dim=704",)),
         *(Row(text, text) for text in ("Enc(Rel)@all", "Enc(Loc)", "Enc(Band)", "Enc(Bell)", "Enc(Span)")),
         *(Row(text, text) for text in (*WINDOWS, "Enc(AW)@all")),
@@ -105,9 +105,9 @@ CIRCUMSTANCES_TABLE = _ablation(
     "circumstances",
     "One thing changed for every model: depth, initialisation, positions",
     WINDOWS,
-    tuple(condition.column(base) for base in (AGREEMENT_10, SST) for condition in CIRCUMSTANCES),
+    tuple(variation.column(base) for base in (AGREEMENT_10, SST) for variation in CIRCUMSTANCES),
 )
-# the column's corpus cut down; the names are keys of each scale
+# the same corpus with less data; the names are keys of each scale
 _SHARES = tuple(Column(f"sst-{share}", f"SST-2, {share} % of the phrases", "accuracy") for share in (5, 20))
 DATA_SIZE = _ablation("data-size", "How much training data", WINDOWS, (*_SHARES, SST))
 SENTENCES = _ablation(

@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from functools import cache
 
 from diffwindow.models.build import count_parameters, read_config
-from diffwindow.reproduce.scales import Setting
+from diffwindow.reproduce.scales import Experiment
 from diffwindow.reproduce.table import Row
 from diffwindow.tasks.presets import model_preset
 from diffwindow.training.overrides import resolve
 
-# forward and backward take about six operations a parameter and token
+# forward and backward take about six operations per parameter and token
 OPERATIONS = 6
-# what one core and one recent GPU do in practice, a second
+# operations per second of one core and one recent GPU, in practice
 CORE, GPU = 30e9, 60e12
-# and however small an update is, a GPU waits this many seconds for Python
+# seconds that a GPU waits for Python in each update, however small
 LAUNCH = 0.01
 
 
@@ -28,21 +28,23 @@ class Cost:
 
     @property
     def core_hours(self) -> float:
-        """Give the hours on one core."""
+        """Return the hours on one core."""
         return self.operations / CORE / 3600
 
     @property
     def gpu_hours(self) -> float:
-        """Give the hours on one GPU."""
+        """Return the hours on one GPU."""
         return max(self.operations / GPU, LAUNCH * self.updates) / 3600
 
 
-def cost(setting: Setting, row: Row) -> Cost:
+def cost(experiment: Experiment, row: Row) -> Cost:
     """Estimate an upper bound: every update full, every parameter used for every token."""
-    return _cost(setting.preset, (*setting.overrides, *row.overrides), row.attention, setting.vocab_size)
+    return _cost(
+        experiment.preset, (*experiment.overrides, *row.overrides), row.attention, experiment.vocab_size
+    )
 
 
-# tables share rows, and a model of the paper's size takes a moment to count
+# cached: tables share rows, and counting a model of the paper's size takes a moment
 @cache
 def _cost(preset: str, overrides: tuple[str, ...], attention: str, vocab_size: int | None) -> Cost:
     config = resolve(preset, overrides, {"attention": attention})
@@ -55,13 +57,13 @@ def _cost(preset: str, overrides: tuple[str, ...], attention: str, vocab_size: i
     train = config.train
     tokens = train.max_tokens * train.accumulate
     if train.max_rows is not None:
-        # rows are sentences of some twenty tokens
+        # rows are sentences of about twenty tokens
         tokens = min(tokens, 20 * train.max_rows)
     return Cost(train.max_updates, float(OPERATIONS) * parameters * tokens * train.max_updates)
 
 
 def spoken(hours: float) -> str:
-    """Say how long something takes, roughly.
+    """Describe how long something takes, roughly.
 
     >>> spoken(71.28), spoken(2.06), spoken(0.51), spoken(0.001)
     ('71 hours', '2.1 hours', '31 minutes', 'under a minute')

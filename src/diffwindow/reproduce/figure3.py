@@ -1,4 +1,4 @@
-"""Figure 3: where a window model and a plain one look in the source while they write the same translation."""
+"""Figure 3: the cross-attention of a window model and of a plain one for the same translation."""
 
 from __future__ import annotations
 

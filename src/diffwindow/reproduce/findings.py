@@ -1,4 +1,4 @@
-"""Findings: from the outcomes of a table's jobs to plain data, which report, plot and JSON all show."""
+"""Findings: the finished jobs of a table as plain data, which the report, its pictures and its JSON show."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 from diffwindow.metrics.outcomes import FIGURES, Terms
 from diffwindow.reproduce.bootstrap import Interval, gain_interval
 from diffwindow.reproduce.job import Result, outcomes_of
-from diffwindow.reproduce.runner import Outcome
+from diffwindow.reproduce.runner import FinishedJob
 from diffwindow.reproduce.scales import Scale
 from diffwindow.reproduce.statistics import Summary, Verdict, agreeing_pairs, difference, summary, verdict
 from diffwindow.reproduce.table import SHOWN, Column, Row, Table
@@ -33,11 +33,11 @@ FITS = ("overlap", "best_head", "attention_inside", "chance")
 def findings(
     table: Table,
     scale: Scale,
-    outcomes: Sequence[Outcome],
+    outcomes: Sequence[FinishedJob],
     command: str,
     speeds: Mapping[str, float] | None = None,
 ) -> Finding:
-    """Gather what a table gave so far; `speeds` are relative to the first row's.
+    """Gather the results of a table so far; `speeds` are relative to the first row.
 
     Columns that nobody has run are left out, rows of the others are not.
     """
@@ -54,7 +54,7 @@ def findings(
     }
 
 
-def _column(table: Table, column: Column, scale: Scale, outcomes: Sequence[Outcome]) -> Finding:
+def _column(table: Table, column: Column, scale: Scale, outcomes: Sequence[FinishedJob]) -> Finding:
     done = [outcome for outcome in outcomes if outcome.result and outcome.job.column == column]
     results = {
         row.key: {o.job.seed: o.result for o in done if o.result and o.job.row == row} for row in table.rows
@@ -72,15 +72,15 @@ def _column(table: Table, column: Column, scale: Scale, outcomes: Sequence[Outco
     rows = [_row(row, base, column, results, terms) | {"learning": learning[row.key]} for row in table.rows]
     ours = {row["key"]: row["ours"]["mean"] for row in rows if row["ours"]}
     paper = {row.key: row.paper[column.name] for row in table.rows if column.name in row.paper}
-    setting = scale.setting(column)
+    experiment = scale.experiment(column)
     return {
         "column": column.name,
         "title": column.title,
         "metric": column.metric,
         "split": column.split,
-        "model": _evaluated_model(resolve(setting.preset, setting.overrides).train),
-        "corpus": setting.store_name,
-        "settings": [setting.preset, *setting.overrides],
+        "model": _evaluated_model(resolve(experiment.preset, experiment.overrides).train),
+        "corpus": experiment.store_name,
+        "settings": [experiment.preset, *experiment.overrides],
         "base": base.label,
         "rows": rows,
         "pairs": agreeing_pairs(ours, paper) if paper else None,
@@ -88,7 +88,7 @@ def _column(table: Table, column: Column, scale: Scale, outcomes: Sequence[Outco
 
 
 def _evaluated_model(config: TrainConfig) -> str:
-    """Say which model of a run is evaluated.
+    """Describe which model of a run is evaluated.
 
     >>> _evaluated_model(TrainConfig(max_updates=1500, save_every=100, final="average"))
     'the average of the last 5 checkpoints'
@@ -108,7 +108,7 @@ def _row(
 ) -> Finding:
     by_seed = results[row.key]
     own, other = ({seed: one["value"] for seed, one in results[key].items()} for key in (row.key, base.key))
-    # a gain above 0 is better, so that of a perplexity is how far it fell
+    # a gain above 0 is always better: the gain in perplexity is its reduction
     _, more_is_better = SHOWN[column.metric]
     sign = 1.0 if more_is_better else -1.0
     gain = difference(_scaled(own, sign), _scaled(other, sign)) if row is not base else None
@@ -156,7 +156,7 @@ def _verdict(gain: Summary | None, interval: Interval | None, paper_gain: float)
 
 
 def _groups(metrics: Sequence[Result], by: str) -> dict[str, tuple[float, int]]:
-    """Give the accuracy in per cent by group of examples, over all seeds, and the examples of a seed."""
+    """Return the accuracy in per cent for each group of examples, over all seeds, and the group's size."""
     found = [one[by] for one in metrics if by in one]
     return {
         name: (
@@ -168,15 +168,15 @@ def _groups(metrics: Sequence[Result], by: str) -> dict[str, tuple[float, int]]:
 
 
 def _windows(metrics: Sequence[Result]) -> dict[str, float]:
-    """Give how well the first layer looks at the right window, where that is known: means over seeds."""
+    """Return how well the first layer matches the gold window, where it is known: means over seeds."""
     layers = [by["windows"][0] for by in metrics if "windows" in by]
     names = [name for name in FITS if layers and layers[0][name] is not None]
     return {name: fmean(layer[name] for layer in layers) for name in names}
 
 
 def _learning(column: Column, folders: Sequence[Path]) -> list[tuple[int, float]]:
-    """Give the validations by update, means over the runs; one without its log is left out."""
-    # it takes a moment to import
+    """Return the validations by update, means over the runs that have a log."""
+    # imported here because it takes a moment
     from diffwindow.figures.learning_curves import series
     from diffwindow.training.logs import read_records
     from diffwindow.training.run_folder import LOG

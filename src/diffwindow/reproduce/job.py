@@ -1,4 +1,4 @@
-"""Job: one model to train and evaluate, a row of a table on a column with a seed."""
+"""Job: one model to train and evaluate: a row of a table, on a column, with a seed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from diffwindow.files import read_json, write_json
 from diffwindow.metrics.outcomes import Terms, load_outcomes, save_outcomes
-from diffwindow.reproduce.scales import Setting
+from diffwindow.reproduce.scales import Experiment
 from diffwindow.reproduce.table import Column, Row
 
 RESULT, OUTCOMES = "result.json", "outcomes.npz"
@@ -27,7 +27,7 @@ class Job:
 
     row: Row
     column: Column
-    setting: Setting
+    experiment: Experiment
     seed: int
     store: Path
     folder: Path
@@ -39,36 +39,36 @@ class Job:
 
 
 def result_of(job: Job) -> Result | None:
-    """Read the result of a job that is done; one with other settings is an error."""
+    """Read the result of a finished job; raise if it was run with other arguments."""
     path = job.folder / RESULT
     if not path.is_file():
         return None
     result: Result = read_json(path)
-    asked = list(settings_of(job))
+    asked = list(arguments_of(job))
     if result["settings"] != asked:
         found = " ".join(result["settings"])
-        raise ValueError(f"{path} is of {found!r}, not of {' '.join(asked)!r}; choose another --out")
+        raise ValueError(f"{path} is of {found!r}, not of {' '.join(asked)!r}; choose another folder")
     return result
 
 
 def outcomes_of(job: Job) -> Terms | None:
-    """Read what each example of the split added to the figure; None if the run is older than such files."""
+    """Read the outcome of each example of the split; None if the run is older than such files."""
     path = job.folder / OUTCOMES
     return load_outcomes(path)["terms"] if path.is_file() else None
 
 
-def settings_of(job: Job) -> tuple[str, ...]:
-    """Give all that decides a job's result: arguments of `diffwindow train`, then the evaluated split.
+def arguments_of(job: Job) -> tuple[str, ...]:
+    """Return everything that determines a job's result: arguments of `diffwindow train`, then the split.
 
     What the row says comes last: an ablation may change what the scale has set.
     """
-    settings = (job.setting.preset, *job.setting.overrides, *job.row.overrides)
-    named = {"attention": job.row.attention, "data": job.setting.store_name, "seed": job.seed}
+    settings = (job.experiment.preset, *job.experiment.overrides, *job.row.overrides)
+    named = {"attention": job.row.attention, "data": job.experiment.store_name, "seed": job.seed}
     return (*settings, *(f"--{name}={value}" for name, value in named.items()), job.column.split)
 
 
 def run(job: Job) -> str | None:
-    """Train from where the job stands, evaluate, write the result; give what went wrong.
+    """Train from where the job stands, evaluate, write the result; return the reason if it failed.
 
     Runs in a process of its own; what it prints goes to a file of the run.
     """
@@ -78,7 +78,7 @@ def run(job: Job) -> str | None:
             write_json(job.folder / RESULT, _run(job))
         except KeyboardInterrupt:
             return "interrupted; the same command goes on"
-        # whatever it is, the other rows go on, and the report and the file say it
+        # the other rows go on; the report and the log file name the error
         except Exception as error:
             traceback.print_exc(file=log)
             return str(error) or type(error).__name__
@@ -95,7 +95,7 @@ def _run(job: Job) -> Result:
     from diffwindow.training.train import train
 
     flags = {"attention": job.row.attention, "train.seed": job.seed, "data.path": str(job.store.resolve())}
-    config = resolve(job.setting.preset, (*job.setting.overrides, *job.row.overrides), flags)
+    config = resolve(job.experiment.preset, (*job.experiment.overrides, *job.row.overrides), flags)
     started = time.monotonic()
     train(config, job.folder)
     trained = Trained.load(job.folder)
@@ -110,7 +110,7 @@ def _run(job: Job) -> Result:
         "attention": job.row.attention,
         "column": job.column.name,
         "seed": job.seed,
-        "settings": list(settings_of(job)),
+        "settings": list(arguments_of(job)),
         "value": figure(job.column, metrics[job.column.split]),
         "valid": figure(job.column, metrics["valid"]),
         "split": job.column.split,
@@ -124,7 +124,7 @@ def _run(job: Job) -> Result:
 
 
 def figure(column: Column, metrics: Result) -> float:
-    """Give the number that a table shows: BLEU, the accuracy in per cent, the perplexity.
+    """Return the number that a table shows: BLEU, the accuracy in per cent, the perplexity.
 
     >>> figure(Column("sst", "SST-2", "accuracy"), {"accuracy": {"value": 0.8125}})
     81.25
@@ -136,7 +136,7 @@ def figure(column: Column, metrics: Result) -> float:
 
 
 def _speed(folder: Path) -> float | None:
-    """Give the median of the updates a second that the run logged."""
+    """Return the median of the updates per second that the run logged."""
     from diffwindow.training.logs import read_records
     from diffwindow.training.run_folder import TIMING
 

@@ -1,4 +1,4 @@
-"""Report: findings as Markdown, JSON and a plot; the paper's figures stand in a column of their own."""
+"""Report: the findings as Markdown, JSON and pictures, with the paper's figures in their own column."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from pathlib import Path
 from diffwindow.files import write_atomically, write_json
 from diffwindow.metrics.outcomes import Terms, save_outcomes
 from diffwindow.reproduce.findings import FITS, GROUPS, Finding
-from diffwindow.reproduce.plot import draw_gains, draw_learning
+from diffwindow.reproduce.pictures import draw_gains, draw_learning
 from diffwindow.reproduce.table import SHOWN
 from diffwindow.reproduce.tables import PAPER_SPEED, TABLE_4
 
 REPORT, JSON, FIGURE = "report.md", "report.json", "figure3.png"
-# each picture with what it shows and how it is drawn
+# each picture: what it shows, and the function that draws it
 PICTURES: dict[str, tuple[str, Callable[[Finding, Path], bool]]] = {
-    # drawn from the models, if they are there, before the report is written
+    # drawn from the models, before the report is written
     FIGURE: ("window, our attention, plain attention", lambda _, path: path.is_file()),
     "gains.png": ("gains over the first row, with 95 % intervals", draw_gains),
     "learning.png": ("validation by update", draw_learning),
 }
-# more columns than this also stand side by side
+# with more columns than this, a first table shows all of them
 MANY = 3
 EVALUATED = {"test": "test set", "valid": "validation set, the test set not read"}
 
@@ -28,7 +28,7 @@ EVALUATED = {"test": "test set", "valid": "validation set, the test set not read
 def write_report(
     found: Finding, folder: Path, outcomes: Mapping[str, Mapping[str, Terms]] | None = None
 ) -> None:
-    """Write the report of a table, each file whole or not at all, and the outcomes by column beside it."""
+    """Write the report of a table atomically, and the outcomes of each column beside it."""
     folder.mkdir(parents=True, exist_ok=True)
     for column, by_run in (outcomes or {}).items():
         save_outcomes(folder / f"outcomes-{column}.npz", by_run)
@@ -38,7 +38,7 @@ def write_report(
 
 
 def markdown(found: Finding, *, pictures: Sequence[str] = ()) -> str:
-    """Give the report's text, with the pictures of these names."""
+    """Return the report's text, with these pictures."""
     parts = [
         f"# {found['title']}, scale {found['scale']}",
         found["about"],
@@ -50,12 +50,12 @@ def markdown(found: Finding, *, pictures: Sequence[str] = ()) -> str:
         parts.append(_speeds(found["speeds"]))
     parts += [f"![{PICTURES[name][0]}]({name})" for name in pictures]
     if found["problems"]:
-        parts.append("Runs that did not end:\n" + "\n".join(f"- {text}" for text in found["problems"]))
+        parts.append("Runs that failed:\n" + "\n".join(f"- {text}" for text in found["problems"]))
     return "\n\n".join(parts) + "\n"
 
 
 def _overview(columns: Sequence[Finding]) -> str:
-    """Show all columns in one table, a line each: means, and gains over the first row."""
+    """Show all columns in one table, one line per column: means, and gains over the first row."""
     heads = ["mean, and gain over the first model", *(row["label"] for row in columns[0]["rows"])]
     return _table(heads, [[column["title"], *map(_short, column["rows"])] for column in columns])
 

@@ -1,4 +1,4 @@
-"""The corpus of a setting: prepared once, then shared by all rows and seeds."""
+"""Run the jobs of a table, several at once, each in its own process; finished jobs are not run again."""
 
 from __future__ import annotations
 
@@ -17,28 +17,30 @@ from diffwindow.metrics.outcomes import Terms
 from diffwindow.processes import end_with_parent
 from diffwindow.progress import SILENT, Progress
 from diffwindow.reproduce.job import Job, Result, outcomes_of, result_of, run
-from diffwindow.reproduce.scales import Scale, Setting
+from diffwindow.reproduce.scales import Experiment, Scale
 from diffwindow.reproduce.table import Table
 
 
-def make_store(setting: Setting, store: Path, data: Path | None, *, progress: Progress = SILENT) -> None:
-    """Make a setting's store from the raw files in `data`, unless it is there."""
+def make_store(
+    experiment: Experiment, store: Path, data: Path | None, *, progress: Progress = SILENT
+) -> None:
+    """Make the store of an experiment from the raw files in `data`, unless it exists."""
     if not store.exists():
         store.parent.mkdir(parents=True, exist_ok=True)
-        prepare(recipe(setting, data), store, progress=progress)
+        prepare(recipe(experiment, data), store, progress=progress)
 
 
-def recipe(setting: Setting, data: Path | None) -> Recipe:
-    """Give the recipe of a setting: the corpus with its vocabulary, and its share of the training rows."""
-    name = setting.corpus_name
-    found = recipe_of(name, data, rows=setting.rows)
-    found = replace(found, task=setting.task or found.task)
-    found = found.adjusted(vocab_size=setting.vocab_size, moses=None)
-    if setting.kept == 1000:
+def recipe(experiment: Experiment, data: Path | None) -> Recipe:
+    """Return the recipe of an experiment: its corpus, vocabulary and share of the training rows."""
+    name = experiment.corpus_name
+    found = recipe_of(name, data, rows=experiment.rows)
+    found = replace(found, task=experiment.task or found.task)
+    found = found.adjusted(vocab_size=experiment.vocab_size, moses=None)
+    if experiment.kept == 1000:
         return found
-    kept = found.splits["train"].share(TASKS[found.task][0], range(setting.kept))
+    kept = found.splits["train"].share(TASKS[found.task][0], range(experiment.kept))
     return replace(
-        found, splits=found.splits | {"train": kept}, variant=found.variant | {"kept": setting.kept}
+        found, splits=found.splits | {"train": kept}, variant=found.variant | {"kept": experiment.kept}
     )
 
 
@@ -46,8 +48,8 @@ Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """A job with its result, or with what went wrong."""
+class FinishedJob:
+    """A job with its result, or with the reason why it failed."""
 
     job: Job
     result: Result | None
@@ -55,38 +57,38 @@ class Outcome:
 
 
 def jobs_of(table: Table, scale: Scale, seeds: Sequence[int], out: Path) -> list[Job]:
-    """Give the jobs, all rows with the first seed before any with the second, so that early ends compare.
+    """Return the jobs, all rows with one seed before the next seed, so that rows can be compared early.
 
-    A run's folder is named by what it trains: tables with the same --out share the models they share.
+    A run's folder is named by what it trains, so tables that share a folder `out` share their runs.
     """
-    columns = [(column, scale.setting(column)) for column in table.columns]
+    columns = [(column, scale.experiment(column)) for column in table.columns]
     return [
         Job(
             row,
             column,
-            setting,
+            experiment,
             seed,
-            out / "data" / setting.store_name,
+            out / "data" / experiment.store_name,
             out / "runs" / scale.name / column.name / row.key / f"seed{seed}",
         )
         for seed in seeds
-        for column, setting in columns
+        for column, experiment in columns
         for row in table.rows
     ]
 
 
-def done_before(jobs: Sequence[Job]) -> list[Outcome]:
-    """Give the outcomes of the jobs that need not run."""
-    return [Outcome(job, result) for job in jobs if (result := result_of(job)) is not None]
+def done_before(jobs: Sequence[Job]) -> list[FinishedJob]:
+    """Return the jobs that are finished already."""
+    return [FinishedJob(job, result) for job in jobs if (result := result_of(job)) is not None]
 
 
 def make_stores(jobs: Sequence[Job], data: Path | None, *, progress: Progress = SILENT) -> None:
-    """Make the corpora that jobs need, each once."""
-    for setting, store in dict.fromkeys((job.setting, job.store) for job in jobs):
-        make_store(setting, store, data, progress=progress)
+    """Make the store of each corpus that the jobs need."""
+    for experiment, store in dict.fromkeys((job.experiment, job.store) for job in jobs):
+        make_store(experiment, store, data, progress=progress)
 
 
-def outcomes_by_column(outcomes: Sequence[Outcome]) -> dict[str, dict[str, Terms]]:
+def outcomes_by_column(outcomes: Sequence[FinishedJob]) -> dict[str, dict[str, Terms]]:
     """Return what each test example added to the figures, by column, then by "row/seed"."""
     columns: dict[str, dict[str, Terms]] = {}
     for job in sorted((o.job for o in outcomes if o.result), key=lambda job: (job.row.key, job.seed)):
@@ -95,11 +97,11 @@ def outcomes_by_column(outcomes: Sequence[Outcome]) -> dict[str, dict[str, Terms
     return columns
 
 
-def run_all(jobs: Sequence[Job], *, processes: int, tell: Tell) -> Iterator[Outcome]:
-    """Yield each job's outcome as it ends; no jobs start no process."""
+def run_all(jobs: Sequence[Job], *, processes: int, tell: Tell) -> Iterator[FinishedJob]:
+    """Run the jobs in processes of their own, and yield each as it finishes."""
     if not jobs:
         return
-    # spawned, for a forked process inherits torch's threads in whatever state they are
+    # spawned: a forked process would inherit torch's threads in an unknown state
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(
         processes, mp_context=context, max_tasks_per_child=1, initializer=_start_worker
@@ -111,17 +113,17 @@ def run_all(jobs: Sequence[Job], *, processes: int, tell: Tell) -> Iterator[Outc
                 tell(f"{outcome.job.label}: {outcome.problem or _shown(outcome)}")
                 yield outcome
         except BaseException:
-            # the runs under way have the signal too, and save; those that wait must not begin
+            # running jobs get the signal too and save; waiting ones must not start
             pool.shutdown(cancel_futures=True)
             raise
 
 
-def _outcome(job: Job, future: Future[str | None]) -> Outcome:
+def _outcome(job: Job, future: Future[str | None]) -> FinishedJob:
     try:
         problem = future.result()
     except BrokenProcessPool:
         problem = "a process ended by itself, perhaps for want of memory; try fewer --jobs"
-    return Outcome(job, result_of(job) if problem is None else None, problem)
+    return FinishedJob(job, result_of(job) if problem is None else None, problem)
 
 
 def _start_worker() -> None:
@@ -132,7 +134,7 @@ def _start_worker() -> None:
     torch.set_num_threads(1)
 
 
-def _shown(outcome: Outcome) -> str:
+def _shown(outcome: FinishedJob) -> str:
     assert outcome.result is not None
     result = outcome.result
     valid = f", {result['valid']:.2f} on valid" if result["split"] != "valid" else ""

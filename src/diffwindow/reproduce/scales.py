@@ -1,4 +1,4 @@
-"""Setting: how a column is trained."""
+"""Scales: each column on the paper's data, on what two cores can train, or in seconds."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from diffwindow.reproduce.table import Column
 
 
 @dataclass(frozen=True)
-class Setting:
-    """How a scale trains a column: a preset, what it changes, and the corpus with its vocabulary and size.
+class Experiment:
+    """How a column is trained: a preset, overrides, and the corpus with its vocabulary and size.
 
-    `kept` is the share of the training rows, in thousandths, chosen by the hash of their text. `task` reads
-    the corpus for another task than its own.
+    `kept` is the share of the training rows, in thousandths, chosen by the hash of their text. `task`
+    overrides the task of the corpus.
     """
 
     preset: str
@@ -31,9 +31,9 @@ class Setting:
 
     @property
     def store_name(self) -> str:
-        """Name the prepared corpus: two settings that share it share the name.
+        """Name the store: experiments that share a store share its name.
 
-        >>> Setting("sst2", kept=50).store_name
+        >>> Experiment("sst2", kept=50).store_name
         'sst2-kept50'
         """
         parts = {"vocab": self.vocab_size, "rows": self.rows, "kept": self.kept if self.kept < 1000 else None}
@@ -42,8 +42,8 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Condition:
-    """A change to a setting, and its name in a column's name and title."""
+class Variation:
+    """One change to an experiment, with the name that it adds to a column's name and title."""
 
     name: str
     title: str
@@ -51,19 +51,19 @@ class Condition:
     vocab_size: int | None = None
 
     def named(self, column: str) -> str:
-        """Name a column under this condition."""
+        """Name a column under this variation."""
         return f"{column}-{self.name}"
 
     def column(self, base: Column) -> Column:
-        """Give the column of a corpus under this condition.
+        """Return the column of a corpus under this variation.
 
-        >>> Condition("deep", "4 layers").column(Column("sst", "SST-2", "accuracy")).name
+        >>> Variation("deep", "4 layers").column(Column("sst", "SST-2", "accuracy")).name
         'sst-deep'
         """
         return replace(base, name=self.named(base.name), title=f"{base.title}, {self.title}")
 
-    def setting(self, base: Setting) -> Setting:
-        """Give a setting under this condition."""
+    def experiment(self, base: Experiment) -> Experiment:
+        """Return an experiment under this variation."""
         return replace(
             base,
             overrides=(*base.overrides, *self.overrides),
@@ -71,55 +71,55 @@ class Condition:
         )
 
 
-SEPARATE = Condition("init", "projections initialised one by one", ("model.init=separate",))
-# what tuning on the validation set chooses from: one change at a time to the tables' settings, whose
-# rate is 1e-3 and whose dropout is 0.1, with 64 texts a batch and 8,192 subwords
+SEPARATE = Variation("init", "projections initialised one by one", ("model.init=separate",))
+# what tuning on the validation set chooses from: one change at a time to the tables' configuration (learning
+# rate 1e-3, dropout 0.1, 64 texts per batch, 8,192 subwords)
 CANDIDATES = (
-    Condition("base", "as in the tables"),
-    Condition("rate-low", "rate 5e-4", ("train.lr=5e-4",)),
-    Condition("rate-high", "rate 2e-3", ("train.lr=2e-3",)),
-    Condition("dropout", "dropout 0.3", ("model.dropout=0.3",)),
-    Condition("batch", "128 texts a batch", ("train.max_rows=128",)),
+    Variation("base", "as in the tables"),
+    Variation("rate-low", "rate 5e-4", ("train.lr=5e-4",)),
+    Variation("rate-high", "rate 2e-3", ("train.lr=2e-3",)),
+    Variation("dropout", "dropout 0.3", ("model.dropout=0.3",)),
+    Variation("batch", "128 texts per batch", ("train.max_rows=128",)),
     SEPARATE,
-    Condition("vocab", "4,096 subwords", vocab_size=4096),
+    Variation("vocab", "4,096 subwords", vocab_size=4096),
 )
-# what is chosen alike for every row of a corpus that is too long to try each row with all of them
-RATES = tuple(condition for condition in CANDIDATES if condition.name in ("base", "rate-low", "rate-high"))
-# what may decide whether windows help
+# chosen once for all rows of a corpus that takes too long to try every variation with every row
+RATES = tuple(variation for variation in CANDIDATES if variation.name in ("base", "rate-low", "rate-high"))
+# circumstances that may decide whether windows help
 CIRCUMSTANCES = (
-    Condition("shallow", "1 layer", ("model.num_layers=1",)),
-    Condition("deep", "4 layers", ("model.num_layers=4",)),
+    Variation("shallow", "1 layer", ("model.num_layers=1",)),
+    Variation("deep", "4 layers", ("model.num_layers=4",)),
     SEPARATE,
-    Condition("unplaced", "without positions", ("model.positions=none",)),
+    Variation("unplaced", "without positions", ("model.positions=none",)),
 )
 
 
-def under(conditions: tuple[Condition, ...], name: str, setting: Setting) -> dict[str, Setting]:
-    """Give a column's setting under each condition, by the names that `Condition.column` gives."""
-    return {condition.named(name): condition.setting(setting) for condition in conditions}
+def under(variations: tuple[Variation, ...], name: str, experiment: Experiment) -> dict[str, Experiment]:
+    """Return a column's experiment under each variation, by the names that `Variation.column` gives."""
+    return {variation.named(name): variation.experiment(experiment) for variation in variations}
 
 
 @dataclass(frozen=True)
 class Scale:
-    """Settings by the name of a column, and a sentence for the report."""
+    """The experiment of each column, by name, and a sentence for the report."""
 
     name: str
     about: str
-    settings: dict[str, Setting]
+    experiments: dict[str, Experiment]
 
-    def setting(self, column: Column) -> Setting:
-        """Give the setting of a column."""
-        if column.name not in self.settings:
-            raise ValueError(f"{column.title} has no {self.name} scale; choose another --scale or --columns")
-        return self.settings[column.name]
+    def experiment(self, column: Column) -> Experiment:
+        """Return the experiment of a column."""
+        if column.name not in self.experiments:
+            raise ValueError(f"{column.title} has no {self.name} scale; choose another scale or column")
+        return self.experiments[column.name]
 
 
-# one checkpoint to go on from is enough for runs of minutes
+# one checkpoint is enough for runs of minutes
 _SHORT = ("train.keep_last=1", "train.average_last=1")
 # the paper gives neither batch size nor rate; docs/results says how these were chosen
-_SST = Setting("sst2", ("train.max_rows=64", "train.lr=1e-3", *_SHORT))
-# as many reviews a batch as let two cores make the paper's 10,000 updates: about ten
-_IMDB = Setting(
+_SST = Experiment("sst2", ("train.max_rows=64", "train.lr=1e-3", *_SHORT))
+# about ten reviews per batch: what two cores can train for the paper's 10,000 updates
+_IMDB = Experiment(
     "imdb",
     (
         *("task.max_length=256", "train.max_tokens=2048", "train.lr=1e-3"),
@@ -129,15 +129,15 @@ _IMDB = Setting(
 _SVA = ("train.max_rows=32", "train.lr=1e-3", "train.valid_every=1000", "train.save_every=1000", *_SHORT)
 
 
-def _sst(setting: Setting) -> dict[str, Setting]:
-    """Give the settings of SST: whole, cut down, and under the conditions that are tried on it."""
+def _sst(experiment: Experiment) -> dict[str, Experiment]:
+    """Return the experiments on SST: whole, with less data, and with each variation."""
     return {
-        "sst": setting,
-        "sst-5": replace(setting, kept=50),
-        "sst-20": replace(setting, kept=200),
-        "sst-sentences": replace(setting, corpus="sst2-sentences"),
-        **under(CANDIDATES, "tuning", setting),
-        **under(CIRCUMSTANCES, "sst", setting),
+        "sst": experiment,
+        "sst-5": replace(experiment, kept=50),
+        "sst-20": replace(experiment, kept=200),
+        "sst-sentences": replace(experiment, corpus="sst2-sentences"),
+        **under(CANDIDATES, "tuning", experiment),
+        **under(CIRCUMSTANCES, "sst", experiment),
     }
 
 
@@ -145,13 +145,13 @@ PAPER = Scale(
     "paper",
     "The paper's model and number of updates, on its data unless a column says otherwise.",
     {
-        "en-de": Setting("wmt14-en-de"),
-        "en-fr": Setting("wmt14-en-fr"),
+        "en-de": Experiment("wmt14-en-de"),
+        "en-fr": Experiment("wmt14-en-fr"),
         "imdb": _IMDB,
         **under(RATES, "tuning-imdb", _IMDB),
-        "sva": Setting("sva", _SVA, "sva-linzen"),
-        "sva-subset": Setting("sva", _SVA),
-        "lm": Setting("lm1b"),
+        "sva": Experiment("sva", _SVA, "sva-linzen"),
+        "sva-subset": Experiment("sva", _SVA),
+        "lm": Experiment("lm1b"),
         **_sst(_SST),
     },
 )
@@ -167,18 +167,18 @@ _SMALL_LM = (
     *("train.valid_every=250", "train.save_every=250", *_SHORT),
 )
 _SMALL_IMDB = replace(_IMDB, overrides=(*_IMDB.overrides, "train.max_updates=2000"))
-_AGREEMENT_10 = Setting("agreement", ("train.max_rows=64", "train.max_updates=600", *_SHORT), kept=100)
+_AGREEMENT_10 = Experiment("agreement", ("train.max_rows=64", "train.max_updates=600", *_SHORT), kept=100)
 MINI = Scale(
     "mini",
     "Smaller data and models that two cores can train: to compare rows with each other, not with the paper.",
     {
-        "en-de": Setting("multi30k-en-de", _SMALL_TRANSLATION, vocab_size=4096),
-        "en-fr": Setting("multi30k-en-de", _SMALL_TRANSLATION, "multi30k-en-fr", vocab_size=4096),
+        "en-de": Experiment("multi30k-en-de", _SMALL_TRANSLATION, vocab_size=4096),
+        "en-fr": Experiment("multi30k-en-de", _SMALL_TRANSLATION, "multi30k-en-fr", vocab_size=4096),
         "imdb": _SMALL_IMDB,
         **under(RATES, "tuning-imdb", _SMALL_IMDB),
-        "sva-subset": Setting("sva", (*_SVA, "train.max_updates=1000")),
-        "lm": Setting("wikitext2", _SMALL_LM, vocab_size=4096),
-        "agreement": Setting("agreement", ("train.max_rows=128", *_SHORT)),
+        "sva-subset": Experiment("sva", (*_SVA, "train.max_updates=1000")),
+        "lm": Experiment("wikitext2", _SMALL_LM, vocab_size=4096),
+        "agreement": Experiment("agreement", ("train.max_rows=128", *_SHORT)),
         "agreement-10": _AGREEMENT_10,
         **under(CIRCUMSTANCES, "agreement-10", _AGREEMENT_10),
         **_sst(replace(_SST, overrides=(*_SST.overrides, "train.max_updates=1000"))),
@@ -190,26 +190,26 @@ _TINY = (
     *(*_TINY_MODEL, "train.max_updates=4", "train.warmup=2", "train.log_every=2", "train.valid_every=4"),
     *("train.save_every=2", "train.max_tokens=256"),
 )
-_CLASSIFY = Setting("agreement", _TINY, rows=200)
-_TRANSLATE = Setting("reorder", _TINY, rows=200)
+_CLASSIFY = Experiment("agreement", _TINY, rows=200)
+_TRANSLATE = Experiment("reorder", _TINY, rows=200)
 SMOKE = Scale(
     "smoke",
     "Any table in seconds, on generated data: shows that everything runs, and nothing else.",
     {
-        **dict.fromkeys((*PAPER.settings, *MINI.settings), _CLASSIFY),
+        **dict.fromkeys((*PAPER.experiments, *MINI.experiments), _CLASSIFY),
         **under(CANDIDATES, "tuning", _CLASSIFY),
         **under(RATES, "tuning-imdb", _CLASSIFY),
         **under(CIRCUMSTANCES, "sst", _CLASSIFY),
         **under(CIRCUMSTANCES, "agreement-10", _CLASSIFY),
         "en-de": _TRANSLATE,
         "en-fr": _TRANSLATE,
-        "lm": Setting("wikitext2", (*_TINY, "model.num_layers=2"), "agreement", rows=200, task="lm"),
+        "lm": Experiment("wikitext2", (*_TINY, "model.num_layers=2"), "agreement", rows=200, task="lm"),
     },
 )
 SCALES = {scale.name: scale for scale in (PAPER, MINI, SMOKE)}
 
 
 def scale_of(name: str) -> Scale:
-    """Give a scale by its name."""
+    """Return a scale by its name."""
     check_choice("scale", name, list(SCALES))
     return SCALES[name]

@@ -1,4 +1,4 @@
-"""Speed: the time of an update of each row, in turns, so that a busy machine is busy for all of them."""
+"""Speed: the time of one update of each row, measured in turns, so that load affects all rows alike."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from diffwindow.data.batching import TokenBatches
 from diffwindow.data.store import Store
-from diffwindow.reproduce.scales import Setting
+from diffwindow.reproduce.scales import Experiment
 from diffwindow.reproduce.table import Table
 from diffwindow.tasks.registry import model_config, task_of
 from diffwindow.training.config import Config
@@ -18,22 +18,24 @@ from diffwindow.training.optimizer import make_optimizer
 from diffwindow.training.overrides import resolve
 
 
-def relative_speeds(table: Table, setting: Setting, store: Path, *, rounds: int = 7) -> dict[str, float]:
-    """Give the updates a second of each row, by key, as a ratio to those of the first.
+def relative_speeds(
+    table: Table, experiment: Experiment, store: Path, *, rounds: int = 7
+) -> dict[str, float]:
+    """Return the updates per second of each row, by key, relative to the first row.
 
     A round times one update of every row on the same batch; the ratio is the median over rounds.
     """
     opened = Store.open(store)
     steps = {
         row.key: _stepper(
-            resolve(setting.preset, (*setting.overrides, *row.overrides), {"attention": row.attention}),
+            resolve(experiment.preset, (*experiment.overrides, *row.overrides), {"attention": row.attention}),
             opened,
         )
         for row in table.rows
     }
     base = next(iter(steps))
     ratios: dict[str, list[float]] = {key: [] for key in steps}
-    # the first updates pay for buffers and caches
+    # the first round warms up buffers and caches
     for number in range(rounds + 1):
         seconds = {key: _timed(step) for key, step in steps.items()}
         for key in steps if number else ():
@@ -48,7 +50,7 @@ def _timed(step: Callable[[], None]) -> float:
 
 
 def _stepper(config: Config, store: Store) -> Callable[[], None]:
-    """Give a function that makes an update; functions of one corpus walk through the same batches."""
+    """Return a function that makes one update; all functions of a corpus see the same batches."""
     task: Any = task_of(store, model_config(store, config.model_options), config.task.options)
     model = task.build_model()
     optimizer = make_optimizer(model, config.train)

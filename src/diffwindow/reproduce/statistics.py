@@ -1,4 +1,4 @@
-"""Means over seeds with their intervals, and whether a difference is one."""
+"""Means over seeds with their intervals, and the significance of differences."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Summary:
 
 
 def summary(values: Sequence[float]) -> Summary:
-    """Summarise what the seeds gave; the interval is Student's, mean ± t s / √n.
+    """Summarise one value per seed; the interval is Student's, mean ± t s / √n.
 
     >>> found = summary([79.0, 79.0, 81.0, 81.0])
     >>> found.mean, round(found.deviation, 2), round(found.reach, 2)
@@ -55,7 +55,7 @@ def difference(values: Mapping[int, float], base: Mapping[int, float]) -> Summar
 
 
 def verdict(gain: float, reach: float | None, seeds: int, paper: float) -> Verdict:
-    """Say whether a gain has the paper's sign, if two seeds and an interval without zero let it be said.
+    """Return whether a gain has the paper's sign, if two seeds and an interval without zero let it be said.
 
     >>> verdict(2.0, 1.5, seeds=3, paper=0.4), verdict(2.0, 0.1, seeds=1, paper=0.4)
     ('agrees', 'not told apart')

@@ -1,4 +1,4 @@
-"""Table: what an experiment compares, as data; nothing here runs anything."""
+"""Table: the rows and columns to compare, as plain data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHOWN: dict[Metric, tuple[str, bool]] = {
     "accuracy": ("accuracy, %", True),
     "perplexity": ("perplexity by word", False),
 }
-# what validations during training show in the place of each metric: BLEU takes a search, so they have none
+# what a validation during training measures in place of each metric: it has no BLEU, which takes a search
 LEARNING: dict[Metric, str] = {
     "bleu": "perplexity by token",
     "accuracy": "accuracy, %",
@@ -26,7 +26,7 @@ LEARNING: dict[Metric, str] = {
 
 @dataclass(frozen=True)
 class Row:
-    """A model to compare: label, attention, what else it changes, and the paper's figures by column."""
+    """A model to compare: label, attention, overrides, and the paper's figure for each column."""
 
     label: str
     attention: str = PLAIN
@@ -47,7 +47,7 @@ class Row:
 class Column:
     """A corpus and the metric of its test set; `name` is a key of each scale.
 
-    A column that settings are chosen by has the split "valid": no row of it ever reads the test set.
+    A column for choosing hyperparameters has the split "valid"; its rows never read the test set.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Table:
     title: str
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
-    # "speed" measures updates in turns, "figure" draws what the first and the last row look at
+    # "speed" times the rows in turns, "figure" draws the attention of the first and the last row
     extra: Literal["speed", "figure"] | None = None
 
     def at(self, columns: Container[str]) -> Table:
@@ -72,7 +72,7 @@ class Table:
         return replace(self, columns=tuple(column for column in self.columns if column.name in columns))
 
     def chosen(self, columns: Sequence[str], rows: Sequence[str]) -> Table:
-        """Keep some columns and rows, named by their keys; none named keeps all."""
+        """Keep the columns and rows with these keys; an empty list keeps all."""
         kept_columns = _pick("column", {column.name: column for column in self.columns}, columns)
         kept_rows = _pick("row", {row.key: row for row in self.rows}, rows)
         return replace(self, columns=tuple(kept_columns), rows=tuple(kept_rows))
@@ -90,7 +90,7 @@ EN_FR = Column("en-fr", "English-French", "bleu")
 SST = Column("sst", "SST-2", "accuracy")
 IMDB = Column("imdb", "IMDB", "accuracy")
 SVA = Column("sva", "subject-verb agreement", "accuracy")
-# the paper's figure is of another test set, so this column has none
+# no figure of the paper: its test set is another one
 SVA_SUBSET = Column("sva-subset", "subject-verb agreement, a subset heavy in attractors", "accuracy")
 LM = Column("lm", "language modelling", "perplexity")
 AGREEMENT = Column("agreement", "generated agreement", "accuracy")

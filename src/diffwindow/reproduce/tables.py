@@ -81,7 +81,7 @@ TABLE_4 = Table(
     ),
     extra="speed",
 )
-# updates a second in the paper's Table 4, on its own machine: only ratios compare
+# updates per second in the paper's Table 4, on its own machine: only ratios can be compared
 PAPER_SPEED = (1.20, 1.07, 1.05, 0.99, 1.04)
 
 TABLE_5 = Table(
@@ -125,6 +125,6 @@ TABLES = {
 
 
 def table_of(name: str) -> Table:
-    """Give a table by its name."""
+    """Return a table by its name."""
     check_choice("table", name, list(TABLES))
     return TABLES[name]
