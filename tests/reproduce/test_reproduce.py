@@ -137,7 +137,7 @@ def test_a_run_goes_on_where_it_was_cut(tmp_path, monkeypatch):
     assert not (cut.folder / RESULT).exists()
     assert "Traceback" in (cut.folder / "output.txt").read_text(encoding="utf-8")
     assert run(cut) is None
-    assert "going on from update 4" in (cut.folder / "output.txt").read_text(encoding="utf-8")
+    assert "resuming from update 4" in (cut.folder / "output.txt").read_text(encoding="utf-8")
     values = [json.loads((job.folder / RESULT).read_text(encoding="utf-8"))["value"] for job in (whole, cut)]
     assert values[0] == values[1]
 
