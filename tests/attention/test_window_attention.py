@@ -1,5 +1,6 @@
 """WindowAttention: the call of MultiheadAttention, masks, invariances, places it is put in."""
 
+import cmath
 import copy
 
 import pytest
@@ -54,6 +55,74 @@ def test_output_is_that_of_the_equations(window, boundary_dim):
         assert_close(weights[:, head], expected)
     heads = torch.cat([weights[:, h] @ (y @ rows[-1][h].T) for h in range(2)], -1)
     assert_close(output, heads @ attention.out_proj.weight.T)
+
+
+def turned(x):
+    """Rotate [b n e] with complex numbers, a pair at a time."""
+    half = x.shape[-1] // 2
+    result = x.clone()
+    for place in range(x.shape[1]):
+        for i in range(half):
+            number = torch.complex(x[:, place, i], x[:, place, i + half])
+            number = number * cmath.exp(1j * place / 10000 ** (2 * i / x.shape[-1]))
+            result[:, place, i], result[:, place, i + half] = number.real, number.imag
+    return result
+
+
+@pytest.mark.parametrize("rotary", ["scores", "pointers", "both"])
+@pytest.mark.parametrize("window", WINDOWS)
+def test_rotary_positions_turn_queries_and_keys_before_anything_else(window, rotary):
+    attention = WindowAttention(8, 2, window=window, positions="rotary", rotary=rotary).double()
+    x = torch.randn(2, 6, 8).double()
+    maps = attention.inspect(x, x)
+    pairs = 4 if window == "additive" else 3
+    rows = [block.unflatten(0, (2, -1)) for block in attention.in_proj.weight.split(8)]
+    for head in range(2):
+        stacks = [x @ block[head].T for block in rows[: 2 * pairs]]
+        for index in range(2 * pairs):
+            kind = "pointers" if index % pairs in (1, 2) else "scores"
+            if rotary in (kind, "both"):
+                stacks[index] = turned(stacks[index])
+        scores = [q @ k.mT / 2 for q, k in zip(stacks[:pairs], stacks[pairs:], strict=True)]
+        assert_close(maps.phi_left[:, head], scores[1].softmax(-1))
+        assert_close(maps.phi_right[:, head], scores[2].softmax(-1))
+        window_of_head = maps.window[:, head]
+        if window == "additive":
+            expected = (scores[0] + scores[3] * window_of_head).softmax(-1)
+        else:
+            expected = scores[0].softmax(-1) * window_of_head
+        assert_close(maps.weights[:, head], expected)
+
+
+def test_rotary_queries_are_the_last_of_the_keys():
+    attention, x = WindowAttention(8, 2, positions="rotary", rotary="both"), torch.randn(2, 6, 8)
+    whole, _ = attention(x, x, x)
+    last, _ = attention(x[:, 4:], x, x)
+    assert_close(last, whole[:, 4:])
+    copied, _ = attention(x.clone(), x, x)
+    assert_close(copied, whole)
+    with pytest.raises(ValueError, match="6 queries for 2 keys"):
+        attention(x, x[:, :2], x[:, :2])
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+def test_rotary_positions_run_in_the_kernels(window):
+    attention, x = WindowAttention(16, 2, window=window, positions="rotary"), torch.randn(2, 9, 16)
+    fused, _ = attention(x, x, x, need_weights=False)
+    attention.impl = "reference"
+    assert_close(fused, attention(x, x, x, need_weights=False)[0])
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"embed_dim": 6, "rotary": "scores"}, "3 wide"),
+        ({"embed_dim": 8, "boundary_dim": 3, "rotary": "pointers"}, "3 wide"),
+    ],
+)
+def test_rotary_positions_need_pairs(options, match):
+    with pytest.raises(ValueError, match=match):
+        WindowAttention(num_heads=2, positions="rotary", **options)
 
 
 def gated(gate):

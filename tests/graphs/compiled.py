@@ -17,6 +17,7 @@ CASES = [
         ("multiplicative", 3, "paper"),
     ]
 ]
+ROTARY = {"window": "multiplicative", "positions": "rotary", "rotary": "both"}
 
 
 def inputs(length: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -55,7 +56,7 @@ def check_export(attention: WindowAttention) -> None:
 
 if __name__ == "__main__":
     torch.manual_seed(0)
-    for case in CASES:
+    for case in (*CASES, ROTARY):
         check_compile(WindowAttention(16, 2, **case), "aot_eager")
         check_export(WindowAttention(16, 2, **case))
     check_compile(WindowAttention(16, 2, **CASES[1]), "inductor")

@@ -8,7 +8,8 @@ from samples.small_models import DECODER, language_model, notations, tokens, tra
 
 pytestmark = pytest.mark.filterwarnings("ignore:the paper has no segments")
 every_translator = pytest.mark.parametrize("attention", notations())
-every_language_model = pytest.mark.parametrize("kind", ["Global", *(f"Dec({k})@all" for k in DECODER)])
+LANGUAGE_MODELS = ["Global", *(f"Dec({k})@all" for k in DECODER)]
+every_language_model = pytest.mark.parametrize("kind", LANGUAGE_MODELS)
 
 
 def padded_sources():
@@ -25,6 +26,9 @@ def padded_sources():
         *((attention, {}) for attention in notations()),
         ("Enc(AW)-Cr(AW,Seg)-Dec(MW)", {"norm": "pre"}),
         ("Enc(AW)-Cr(AW,Seg)-Dec(MW)", {"positions": "none"}),
+        ("Global", {"positions": "rotary"}),
+        ("Enc(AW)-Cr(AW,Seg)-Dec(MW)", {"positions": "rotary"}),
+        ("Enc(MW,Seg=3)-Dec(AW)@all", {"positions": "rotary", "rotary": "both"}),
     ],
 )
 def test_steps_equal_the_whole(attention, options):
@@ -53,10 +57,17 @@ def test_hypotheses_may_be_reordered_and_sentences_dropped(attention):
         prefixes, sentences = prefixes[kept[:, None], chosen], sentences[kept]
 
 
-@every_language_model
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        *((kind, {}) for kind in LANGUAGE_MODELS),
+        ("Dec(MW)", {"positions": "rotary"}),
+        ("Dec(Rel=3)", {"positions": "rotary"}),
+    ],
+)
 @pytest.mark.parametrize("prompt", [0, 1, 6])
-def test_language_model_goes_on_from_a_prompt(kind, prompt):
-    model, text = language_model(kind), tokens(2, 9)
+def test_language_model_goes_on_from_a_prompt(kind, options, prompt):
+    model, text = language_model(kind, **options), tokens(2, 9)
     state = model.begin(text[:, :prompt])
     steps = [model.step(text[:, t : t + 1], state) for t in range(prompt, 9)]
     assert_close(torch.cat(steps, dim=1), model(text)[:, prompt:])

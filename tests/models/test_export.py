@@ -11,7 +11,7 @@ WINDOWS = "Enc(AW)-Cr(AW,Seg)-Dec(MW)"
 CASES = [(1, 1, 1, 0), (1, 7, 4, 1), (3, 1, 2, 6), (4, 13, 5, 0), (3, 8, 1, 9)]
 
 
-def small(attention, layers=2):
+def small(attention, layers=2, positions="sinusoidal"):
     torch.manual_seed(0)
     config = TranslatorConfig(
         vocab_size=30,
@@ -21,6 +21,7 @@ def small(attention, layers=2):
         encoder_layers=layers,
         decoder_layers=layers,
         attention=attention,
+        positions=positions,
     )
     return Translator(config).eval()
 
@@ -37,15 +38,16 @@ def inputs(model, sentences, length, width, before):
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
-    "attention",
+    ("attention", "positions"),
     [
-        WINDOWS,
-        pytest.param("Global", marks=pytest.mark.slow),
-        pytest.param("Enc(Rel)-Cr(Gauss)-Dec(Rel)", marks=pytest.mark.slow),
+        (WINDOWS, "sinusoidal"),
+        pytest.param(WINDOWS, "rotary", marks=pytest.mark.slow),
+        pytest.param("Global", "sinusoidal", marks=pytest.mark.slow),
+        pytest.param("Enc(Rel)-Cr(Gauss)-Dec(Rel)", "sinusoidal", marks=pytest.mark.slow),
     ],
 )
-def test_exported_graphs_equal_the_model_at_other_lengths(attention):
-    model = small(attention, layers=1)
+def test_exported_graphs_equal_the_model_at_other_lengths(attention, positions):
+    model = small(attention, layers=1, positions=positions)
     before = [module.impl for module in model.modules() if hasattr(module, "impl")]
     # as a model is while it is trained: its dropout must not get into the graphs
     exported = export(model.train())
@@ -67,18 +69,19 @@ def run_onnx(session, values):
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.filterwarnings("ignore:.*:DeprecationWarning", "ignore:.*:FutureWarning")
 @pytest.mark.parametrize(
-    "attention",
+    ("attention", "positions"),
     [
-        WINDOWS,
-        pytest.param("Global", marks=pytest.mark.slow),
-        pytest.param("Enc(MW,Seg=3)-Cr(MW)-Dec(AW)", marks=pytest.mark.slow),
+        (WINDOWS, "sinusoidal"),
+        pytest.param(WINDOWS, "rotary", marks=pytest.mark.slow),
+        pytest.param("Global", "sinusoidal", marks=pytest.mark.slow),
+        pytest.param("Enc(MW,Seg=3)-Cr(MW)-Dec(AW)", "sinusoidal", marks=pytest.mark.slow),
     ],
 )
-def test_onnxruntime_gives_what_the_model_gives(attention, tmp_path):
+def test_onnxruntime_gives_what_the_model_gives(attention, positions, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-    model = small(attention, layers=1)
+    model = small(attention, layers=1, positions=positions)
     export_onnx(model, tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["encoder.onnx", "step.onnx"]
     encoder, step = (onnxruntime.InferenceSession(tmp_path / f"{name}.onnx") for name in ("encoder", "step"))

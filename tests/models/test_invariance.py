@@ -46,6 +46,26 @@ def test_language_model_ignores_padding_and_company(kind, side):
         assert_close(logits[row][batch[row] != 0], model(alone)[0])
 
 
+ROTARY = {"positions": "rotary", "rotary": "both"}
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_rotary_positions_count_from_anywhere(side):
+    """They only know distances, so padding and segments change nothing."""
+    source, target, text = tokens(1, 9), tokens(1, 5), tokens(1, 7)
+    model = translator("Enc(AW,Seg=3)-Cr(AW,Seg)-Dec(MW)", **ROTARY)
+    assert_close(model(pad(source, 12, side), target), model(source, target))
+    padded, causal = pad(text, 10, side), language_model("Dec(AW)", **ROTARY)
+    assert_close(causal(padded, padded != 0)[padded != 0], causal(text)[0])
+
+
+@pytest.mark.parametrize("rotary", ["scores", "pointers", "both"])
+def test_rotary_positions_tell_the_order(rotary):
+    model, text = classifier("Enc(MW)@all", positions="rotary", rotary=rotary), tokens(2, 7)
+    # without positions a window knows what lies between two tokens, but not on which side they stand
+    assert (model(text) - model(text.flip(1))).abs().max() > 1e-3
+
+
 @every_translator
 def test_the_future_does_not_leak(attention):
     model, source, target = translator(attention), tokens(2, 6), tokens(2, 8)

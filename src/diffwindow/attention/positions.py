@@ -1,4 +1,4 @@
-"""Where tokens stand: sinusoidal positions, and the distances of self-attention."""
+"""Where tokens stand: sinusoidal and rotary positions, and the distances of self-attention."""
 
 import math
 
@@ -21,6 +21,30 @@ def sinusoids(positions: Int[Tensor, "*lead"], embed_dim: int) -> Float[Tensor, 
     even = torch.arange(0, embed_dim, 2, device=positions.device, dtype=torch.float32)
     angles = positions[..., None] * torch.exp(even * (-math.log(10000.0) / embed_dim))
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)
+
+
+def rotate(x: Float[Tensor, "*lead n h e"], *, start: int = 0) -> Float[Tensor, "*lead n h e"]:
+    """Turn the pair (x[i], x[i + e/2]) by the angle p / 10000^(2i/e), where p counts along n from `start`.
+
+    The product of a query and a key that are turned like this depends on their distance and not on where
+    they stand (Su et al. 2021). Pairs are the halves of a head, as in today's language models.
+
+    >>> x = torch.tensor([1.0, 0.0]).expand(3, 1, 2)
+    >>> rotate(x, start=1)[:, 0]
+    tensor([[ 0.5403,  0.8415],
+            [-0.4161,  0.9093],
+            [-0.9900,  0.1411]])
+    """
+    length, head_dim = x.shape[-3], x.shape[-1]
+    # half precision cannot tell the angles of far places apart
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    pair = torch.arange(0, head_dim, 2, device=x.device, dtype=dtype)
+    position = torch.arange(start, start + length, device=x.device, dtype=dtype)
+    angles = position[:, None] * torch.exp(pair * (-math.log(10000.0) / head_dim))
+    cos, sin = angles.cos()[:, None], angles.sin()[:, None]
+    first, second = x.to(dtype).chunk(2, dim=-1)
+    turned = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    return turned.to(x.dtype)
 
 
 def relative_positions(num_queries: int, num_keys: int, device: torch.device) -> Int[Tensor, "q k"]:

@@ -10,10 +10,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from diffwindow import ops
+from diffwindow.attention.positions import rotate
 from diffwindow.attention.visibility import EVERYTHING, Visibility
 
 Init = Literal["stacked", "separate"]
 INITS: tuple[str, ...] = get_args(Init)
+# what rotary positions turn: the queries and keys of the scores, of a window's two pointers, or of both
+Rotary = Literal["scores", "pointers", "both"]
+ROTARY: tuple[str, ...] = get_args(Rotary)
 Maps = ops.WindowMaps | Float[Tensor, "b h q k"]
 Role = Literal["Enc", "Cr", "Dec"]
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -34,6 +38,10 @@ class StackedAttention(nn.Module):
     init: Init = "stacked"
     # the name in the notation, which `build_attention` sets
     kind: str = "Global"
+    # which pairs are pointers and not scores
+    pointer_pairs: tuple[int, ...] = ()
+    # what rotary positions turn in self-attention; None is no rotary positions
+    rotary: Rotary | None = None
 
     def __init__(
         self,
@@ -80,6 +88,14 @@ class StackedAttention(nn.Module):
         for block in weight.split(blocks) if init == "separate" else (weight,):
             nn.init.xavier_uniform_(block)
 
+    def use_rotary(self, rotary: Rotary) -> None:
+        """Turn on rotary positions in self-attention; a head that they turn must have an even width."""
+        ops.check_choice("rotary", rotary, ROTARY)
+        for pair in self._rotated_pairs(rotary):
+            if self._query_dims[pair] % 2:
+                raise ValueError(f"heads are {self._query_dims[pair]} wide; rotary positions need pairs")
+        self.rotary = rotary
+
     def plain_rows(self) -> tuple[slice, slice, slice]:
         """Return the rows of the stacked projection that a plain attention has: queries, keys and values."""
         first, last = self._query_width, self._query_width + self._key_width
@@ -102,11 +118,14 @@ class StackedAttention(nn.Module):
         return torch.cat([keys, values], dim=-1)
 
     def project_self(
-        self, x: Float[Tensor, "b n d"]
+        self, x: Float[Tensor, "b n d"], *, start: int = 0
     ) -> tuple[Float[Tensor, "b n queries"], Float[Tensor, "b n keys"]]:
-        """Project a sequence that attends to itself, queries and keys, in one matrix product."""
+        """Project a sequence that attends to itself, queries and keys, in one matrix product.
+
+        `start` is the place of its first token, which rotary positions count from.
+        """
         queries, keys = self.in_proj(x).split([self._query_width, self._key_width], dim=-1)
-        return queries, keys
+        return self._rotated(queries, self._query_dims, start), self._rotated(keys, self._key_dims, start)
 
     def attend(
         self,
@@ -125,6 +144,24 @@ class StackedAttention(nn.Module):
     ) -> Maps:
         """Return what `attend` does with these arguments, without dropout: weights and, if any, window."""
         raise NotImplementedError
+
+    def _rotated_pairs(self, rotary: Rotary | None) -> list[int]:
+        """List the pairs of queries and keys that rotary positions turn."""
+        names = [
+            "pointers" if pair in self.pointer_pairs else "scores" for pair in range(len(self._query_dims))
+        ]
+        return [pair for pair, name in enumerate(names) if rotary in (name, "both")]
+
+    def _rotated(self, stack: Tensor, dims: tuple[int, ...], start: int) -> Tensor:
+        """Turn the queries or keys of a stack by their places; values stay as they are."""
+        pairs = self._rotated_pairs(self.rotary)
+        if not pairs:
+            return stack
+        blocks = list(stack.split([self.num_heads * dim for dim in dims], dim=-1))
+        for pair in pairs:
+            heads = blocks[pair].unflatten(-1, (self.num_heads, -1))
+            blocks[pair] = rotate(heads, start=start).flatten(-2)
+        return torch.cat(blocks, dim=-1)
 
     def _project_rows(self, x: Tensor, first: int, last: int) -> Tensor:
         """Apply the rows `first` to `last` of the stacked projection."""

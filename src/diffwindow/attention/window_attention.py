@@ -11,11 +11,13 @@ from torch import Tensor, nn
 from diffwindow import functional, ops
 from diffwindow.arguments import EXPECTATIONS, Expectation, check_not_nested
 from diffwindow.attention.plain_attention import plain_attention
-from diffwindow.attention.stacked_attention import StackedAttention, check_heads
+from diffwindow.attention.stacked_attention import Rotary, StackedAttention, check_heads
 from diffwindow.attention.visibility import EVERYTHING, Visibility, first_visible_key, hidden, read_masks
 
 Window = Literal["additive", "multiplicative"]
 WINDOWS: tuple[str, ...] = get_args(Window)
+Positions = Literal["none", "rotary"]
+POSITIONS: tuple[str, ...] = get_args(Positions)
 
 
 class WindowAttention(StackedAttention):
@@ -30,6 +32,9 @@ class WindowAttention(StackedAttention):
     softmax(s) ⊙ (1 + g(M − 1)), with g = 0 at the start, so that a window added to a trained model changes
     nothing at first. The paper has no gate.
 
+    `positions="rotary"` is for self-attention: queries and keys are turned by their places, the queries being
+    the last of the keys. `rotary` chooses what is turned: the scores (local ones too), the pointers or both.
+
     >>> attention = WindowAttention(16, num_heads=2, window="multiplicative", segment_size=5)
     >>> x = torch.randn(3, 7, 16)
     >>> output, weights = attention(x, x, x)
@@ -41,6 +46,7 @@ class WindowAttention(StackedAttention):
     # this module and run a fused plain attention on its weights: they may not.
     _qkv_same_embed_dim = False
     in_proj_bias = None
+    pointer_pairs = (1, 2)
 
     def __init__(
         self,
@@ -54,6 +60,8 @@ class WindowAttention(StackedAttention):
         expectation: Expectation = "paper",
         boundary_dim: int | None = None,
         gate: bool = False,
+        positions: Positions = "none",
+        rotary: Rotary = "scores",
         batch_first: bool = True,
         impl: ops.Impl = "auto",
         device: torch.device | str | int | None = None,
@@ -62,6 +70,7 @@ class WindowAttention(StackedAttention):
         ops.check_choice("window", window, WINDOWS)
         ops.check_choice("expectation", expectation, EXPECTATIONS)
         ops.check_choice("impl", impl, ops.IMPLS)
+        ops.check_choice("positions", positions, POSITIONS)
         ops.check_segment_size(segment_size)
         check_heads(embed_dim, num_heads)
         head_dim = embed_dim // num_heads
@@ -80,6 +89,8 @@ class WindowAttention(StackedAttention):
         self.boundary_dim = boundary_dim
         self.batch_first = batch_first
         self.impl: ops.Impl = impl
+        if positions == "rotary":
+            self.use_rotary(rotary)
         self.to(device=device, dtype=dtype)
 
     def reset_parameters(self) -> None:
@@ -218,7 +229,8 @@ class WindowAttention(StackedAttention):
         return (
             f"{self.embed_dim}, num_heads={self.num_heads}, window={self.window!r}, "
             f"segment_size={self.segment_size}, expectation={self.expectation!r}, "
-            f"boundary_dim={self.boundary_dim}, gate={self.gate is not None}, dropout={self.dropout}, "
+            f"boundary_dim={self.boundary_dim}, gate={self.gate is not None}, rotary={self.rotary!r}, "
+            f"dropout={self.dropout}, "
             f"batch_first={self.batch_first}, impl={self.impl!r}"
         )
 
@@ -275,7 +287,14 @@ class WindowAttention(StackedAttention):
             padding = hidden(key_padding_mask)[..., None]
             cleared = key.masked_fill(padding, 0.0)
             key, value = cleared, cleared if value is key else value.masked_fill(padding, 0.0)
-        return self.project_queries(query), self.project_keys(key, value)
+        queries, keys = self.project_queries(query), self.project_keys(key, value)
+        start = key.shape[1] - query.shape[1]
+        if self.rotary is not None and start < 0:
+            raise ValueError(
+                f"{query.shape[1]} queries for {key.shape[1]} keys: rotary positions are for self-attention, "
+                "where the queries are the last of the keys"
+            )
+        return self._rotated(queries, self._query_dims, start), self._rotated(keys, self._key_dims, 0)
 
 
 def mix_heads(

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from diffwindow.attention.positions import sinusoids
 
 PAD = 0
-Positions = Literal["sinusoidal", "none"]
+# rotary positions are the attention's: tokens are embedded without any
+Positions = Literal["sinusoidal", "rotary", "none"]
 
 
 class TokenEmbedding(nn.Module):
@@ -38,7 +39,7 @@ class TokenEmbedding(nn.Module):
     ) -> Float[Tensor, "*lead d"]:
         """Embed tokens and add the sinusoids, if any, of positions, which count along the last dimension."""
         rows = F.embedding(tokens, self.weight, padding_idx=PAD) * math.sqrt(self.weight.shape[1])
-        if self.positions == "none":
+        if self.positions != "sinusoidal":
             return rows
         if positions is None:
             positions = torch.arange(tokens.shape[-1], device=tokens.device)

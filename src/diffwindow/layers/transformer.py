@@ -1,6 +1,6 @@
 """The layers of a Transformer: attention and feed-forward in residual blocks, with any attention anywhere."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import torch.nn.functional as F
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from diffwindow.attention.key_cache import KeyCache
 from diffwindow.attention.kinds import build_attention
-from diffwindow.attention.stacked_attention import Init, Maps
+from diffwindow.attention.stacked_attention import Init, Maps, Rotary
 from diffwindow.attention.visibility import EVERYTHING, Visibility
 from diffwindow.notation import Attention
 
@@ -29,6 +29,7 @@ class LayerOptions:
     activation_dropout: float = 0.0
     norm: Norm = "post"
     init: Init = "stacked"
+    rotary: Rotary | None = None
 
 
 class Residual(nn.Module):
@@ -62,6 +63,8 @@ class AttentionBlock(Residual):
         )
         if options.init != "stacked":
             self.attention.init_projections(options.init)
+        if options.rotary is not None:
+            self.attention.use_rotary(options.rotary)
 
     def forward(
         self,
@@ -72,7 +75,7 @@ class AttentionBlock(Residual):
         cache: KeyCache | None = None,
     ) -> Float[Tensor, "b q d"]:
         """Attend to `memory`, which is projected, or to `x` and the tokens before it in `cache`."""
-        queries, keys = self._project(x, memory)
+        queries, keys = self._project(x, memory, start=0 if cache is None else cache.length)
         if cache is not None:
             keys = cache.append(keys)
         return self.leave(x, self.attention.attend(queries, keys, visibility))
@@ -87,10 +90,10 @@ class AttentionBlock(Residual):
         """Give what the attention does in `forward` with the same arguments."""
         return self.attention.maps(*self._project(x, memory), visibility)
 
-    def _project(self, x: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _project(self, x: Tensor, memory: Tensor | None, *, start: int = 0) -> tuple[Tensor, Tensor]:
         entered = self.enter(x)
         if memory is None:
-            return self.attention.project_self(entered)
+            return self.attention.project_self(entered, start=start)
         return self.attention.project_queries(entered), memory
 
 
@@ -125,7 +128,9 @@ class TransformerLayer(nn.Module):
     ) -> None:
         super().__init__()
         self.self_attention = AttentionBlock(options, self_attention)
-        self.cross_attention = None if cross_attention is None else AttentionBlock(options, cross_attention)
+        # queries and keys of two sequences have no distance to rotate by
+        cross = replace(options, rotary=None)
+        self.cross_attention = None if cross_attention is None else AttentionBlock(cross, cross_attention)
         self.feed_forward = FeedForward(options)
 
     def forward(

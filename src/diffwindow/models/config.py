@@ -6,7 +6,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from diffwindow.attention.stacked_attention import Init, check_heads
+from diffwindow.attention.stacked_attention import Init, Rotary, check_heads
 from diffwindow.layers.embedding import Positions
 from diffwindow.layers.transformer import LayerOptions, Norm
 from diffwindow.notation import Plan, Role, parse
@@ -23,7 +23,9 @@ class ModelConfig(BaseModel):
 
     `model` says which model they are of: each model's config fixes it. `attention` is a notation, kept in
     its canonical form. `init` initialises an attention's projections as one matrix ("stacked", the authors'
-    way) or one by one ("separate"); `positions="none"` leaves the order of tokens to the attention.
+    way) or one by one ("separate"). `positions="rotary"` turns queries and keys of self-attention by their
+    places, instead of adding sinusoids to the embeddings: the scores', the pointers' or both (`rotary`).
+    `positions="none"` leaves the order of tokens to the attention.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -39,6 +41,7 @@ class ModelConfig(BaseModel):
     norm: Norm = "post"
     init: Init = "stacked"
     positions: Positions = "sinusoidal"
+    rotary: Rotary = "scores"
     attention: str = "Global"
 
     @classmethod
@@ -74,6 +77,7 @@ class ModelConfig(BaseModel):
             activation_dropout=self.activation_dropout,
             norm=self.norm,
             init=self.init,
+            rotary=self.rotary if self.positions == "rotary" else None,
         )
 
     @model_validator(mode="before")
@@ -101,6 +105,8 @@ class ModelConfig(BaseModel):
                 roles = " and ".join(self.stacks())
                 raise ValueError(f"{term} is for a role that this model does not have; it has {roles}")
         head_dim = self.embed_dim // self.num_heads
+        if head_dim % 2 and self.positions == "rotary":
+            raise ValueError(f"heads are {head_dim} wide; rotary positions need an even width")
         for role, field in self.stacks().items():
             for attention in self.plan.attentions(role, getattr(self, field)):
                 if attention.boundary_dim is not None and attention.boundary_dim > head_dim:
