@@ -139,3 +139,17 @@ def test_segments_in_a_decoder_are_allowed_with_a_warning():
 
 def test_options_and_kinds_have_distinct_names():
     assert not set(OPTIONS) & set(KINDS)
+
+
+def test_a_window_may_have_relative_positions_of_its_own():
+    assert str(parse("Enc(AW, Seg, Dist=16)-Dec(MW,Dist=4)")) == "Enc(AW,Seg,Dist)-Dec(MW,Dist=4)"
+    assert parse("Enc(AW,Dist)").attentions("Enc", 1)[0].relative_size == 16
+    with pytest.raises(NotationError, match="two sequences have no distance"):
+        parse("Cr(AW,Dist)")
+
+
+@pytest.mark.parametrize("kind", ["Fox", "Stick"])
+def test_causal_kinds_are_for_decoders_alone(kind):
+    assert str(parse(f"Dec({kind})@all")) == f"Dec({kind})@all"
+    with pytest.raises(NotationError, match="for Dec and not for Enc"):
+        parse(f"Enc({kind})")

@@ -5,6 +5,7 @@
     Dec(MW,Exact)@all               all layers, without the double count of the paper's window
     Enc(AW,Dim=8)                   boundaries with a head width of 8, smaller than that of the scores
     Dec(MW,Gate)                    a gate per head, closed at the start: softmax(s) ⊙ (1 + g(M − 1))
+    Enc(AW,Dist)                    a window and relative positions in one attention
     Enc(Rel)-Cr(Gauss=10)           baselines: Shaw in the encoder, Luong's local-p in cross-attention
     Global                          the plain Transformer
 
@@ -18,7 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal, NoReturn
 
-from diffwindow.attention.kinds import GLOBAL, KINDS, OPTIONS, SEGMENT_SIZE, Attention
+from diffwindow.attention.kinds import GLOBAL, KINDS, OPTIONS, RELATIVE_SIZE, SEGMENT_SIZE, Attention
 from diffwindow.attention.stacked_attention import ROLES, Role
 
 __all__ = [
@@ -203,6 +204,11 @@ def _option(scanner: _Scanner, role: Role, attention: Attention, before: list[st
         return replace(attention, expectation="exact")
     if option == "Gate":
         return replace(attention, gate=True)
+    if option == "Dist":
+        if role == "Cr":
+            scanner.fail("Dist is for self-attention: two sequences have no distance", at=start)
+        size = scanner.number(of="Dist") if scanner.take("=") else RELATIVE_SIZE
+        return replace(attention, relative_size=size)
     if option == "Dim":
         scanner.expect("=", "and a number after Dim, as Dim=8")
         return replace(attention, boundary_dim=scanner.number(of="Dim"))

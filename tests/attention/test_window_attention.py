@@ -57,6 +57,33 @@ def test_output_is_that_of_the_equations(window, boundary_dim):
     assert_close(output, heads @ attention.out_proj.weight.T)
 
 
+@pytest.mark.parametrize("gate", [False, True])
+@pytest.mark.parametrize("window", WINDOWS)
+def test_relative_positions_are_added_to_the_scores(window, gate):
+    """The same weights as a bias that is worked out one pair at a time."""
+    options = {"window": window, "gate": gate and window == "multiplicative"}
+    attention = WindowAttention(8, 2, relative_size=2, **options).double()
+    plain = WindowAttention(8, 2, **options).double()
+    for name, parameter in attention.named_parameters():
+        nn.init.normal_(parameter, std=0.5)
+        if name != "key_table":
+            plain.get_parameter(name).data.copy_(parameter)
+    x = torch.randn(1, 6, 8).double()
+    queries = (x[0] @ attention.in_proj.weight[:8].T + attention.in_proj.bias[:8]).view(6, 2, 4)
+    bias = torch.zeros(2, 6, 6).double()
+    for h in range(2):
+        for i in range(6):
+            for j in range(6):
+                bias[h, i, j] = queries[i, h] @ attention.key_table[max(-2, min(2, j - i)) + 2] / 2
+    for need_weights in (True, False):
+        output, _ = attention(x, x, x, need_weights=need_weights)
+        assert_close(output, plain(x, x, x, need_weights=need_weights, attn_mask=bias)[0])
+    last, _ = attention(x[:, 4:], x, x)
+    assert_close(last, output[:, 4:])
+    output.sum().backward()
+    assert attention.key_table.grad.abs().sum() > 0
+
+
 def turned(x):
     """Rotate [b n e] with complex numbers, a pair at a time."""
     half = x.shape[-1] // 2

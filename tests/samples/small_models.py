@@ -5,20 +5,22 @@ import torch
 from diffwindow import Classifier, ClassifierConfig, LanguageModel, LanguageModelConfig, Translator
 from diffwindow import TranslatorConfig as Config
 from diffwindow.attention.baselines import BASELINES
+from diffwindow.attention.causal_baselines import CAUSAL_BASELINES
 
 SIZES = {"vocab_size": 30, "embed_dim": 16, "ffn_dim": 24, "num_heads": 2}
 
 
 def baselines(role):
     """Every baseline that a role takes, small enough to matter in short sequences."""
-    taken = {name: kind for name, kind in BASELINES.items() if role in kind.roles}
+    kinds = BASELINES | CAUSAL_BASELINES
+    taken = {name: kind for name, kind in kinds.items() if role in kind.roles}
     return [name if kind.size is None else f"{name}=3" for name, kind in taken.items()]
 
 
 WINDOWS = ["AW", "MW", "AW,Seg=3", "MW,Seg,Exact"]
-ENCODER = [*WINDOWS, "AW,Dim=3", *baselines("Enc")]
+ENCODER = [*WINDOWS, "AW,Dim=3,Dist=2", *baselines("Enc")]
 CROSS = [*WINDOWS, "AW,Dim=3", *baselines("Cr")]
-DECODER = [*WINDOWS, "MW,Dim=3,Gate", *baselines("Dec")]
+DECODER = [*WINDOWS, "MW,Dim=3,Gate,Dist=2", *baselines("Dec")]
 
 
 def notations():

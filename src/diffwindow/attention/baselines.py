@@ -4,12 +4,12 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from diffwindow import functional
 from diffwindow.attention.plain_attention import GlobalAttention, Pairs, ScoreBias
-from diffwindow.attention.positions import relative_positions
+from diffwindow.attention.positions import distance_scores, table_rows
 from diffwindow.attention.stacked_attention import SELF_ROLES, Kind, StackedAttention
 from diffwindow.attention.visibility import EVERYTHING, Visibility
 
@@ -19,8 +19,7 @@ BASELINES: dict[str, Kind] = {}
 class RelativeAttention(StackedAttention):
     """Attend with keys k_j + a_{j−i} and values v_j + b_{j−i}, the distance clipped (Shaw et al. 2018).
 
-    The tables a and b, shared over heads, have a row for each distance from −`size` to `size`. Queries are
-    compared with the rows of a table, so nothing of size queries × keys × width exists.
+    The tables a and b, shared over heads, have a row for each distance from −`size` to `size`.
     """
 
     def __init__(self, embed_dim: int, num_heads: int, *, size: int, dropout: float = 0.0) -> None:
@@ -42,7 +41,8 @@ class RelativeAttention(StackedAttention):
         _, v = self._key_heads(keys)
         # The weight that a query gives to each distance, which is what the value table's rows get.
         by_distance = weights.new_zeros(*weights.shape[:3], 2 * self.size + 1)
-        by_distance = by_distance.scatter_add(-1, self._rows(queries, keys).expand_as(weights), weights)
+        rows = table_rows(queries.shape[1], keys.shape[1], self.size, queries.device)
+        by_distance = by_distance.scatter_add(-1, rows.expand_as(weights), weights)
         value_table = self.value_table.to(v.dtype).expand(*v.shape[:2], -1, -1)
         heads = functional.attend(weights, v) + functional.attend(by_distance, value_table)
         return self._merge_heads(heads)
@@ -56,15 +56,8 @@ class RelativeAttention(StackedAttention):
         """Return the weights of `attend`, without dropout."""
         (q,) = self._query_heads(queries)
         k, _ = self._key_heads(keys)
-        scores = functional.scores(q, k)
-        by_distance = functional.scores(q, self.key_table.expand(*q.shape[:2], -1, -1))
-        scores = scores + by_distance.gather(-1, self._rows(queries, keys).expand_as(scores))
+        scores = functional.scores(q, k) + distance_scores(q, self.key_table, keys.shape[1])
         return functional.masked_softmax(visibility.biased(scores), visibility.visible(q, k))
-
-    def _rows(self, queries: Tensor, keys: Tensor) -> Int[Tensor, "q k"]:
-        """Return the table row of each pair of query and key."""
-        distance = relative_positions(queries.shape[1], keys.shape[1], queries.device)
-        return distance.clamp(-self.size, self.size) + self.size
 
 
 BASELINES["Rel"] = Kind(

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from diffwindow.arguments import Expectation
 from diffwindow.attention.baselines import BASELINES
+from diffwindow.attention.causal_baselines import CAUSAL_BASELINES
 from diffwindow.attention.plain_attention import GlobalAttention
 from diffwindow.attention.stacked_attention import Kind, StackedAttention
 from diffwindow.attention.window_attention import Window, WindowAttention
@@ -28,22 +29,26 @@ OPTIONS = {
     "Gate": Option(
         "a gate per head that starts closed, for adding a multiplicative window to a trained model", "gate"
     ),
+    "Dist": Option("relative positions in the scores, clipped at a distance", "relative_size"),
 }
 WINDOWED: dict[str, Window] = {"AW": "additive", "MW": "multiplicative"}
 KINDS = {
     "Global": Kind("the plain Transformer's attention", GlobalAttention),
     "AW": Kind(
-        "additive window", partial(WindowAttention, window=WINDOWED["AW"]), options=("Seg", "Exact", "Dim")
+        "additive window",
+        partial(WindowAttention, window=WINDOWED["AW"]),
+        options=("Seg", "Exact", "Dim", "Dist"),
     ),
     "MW": Kind(
         "multiplicative window",
         partial(WindowAttention, window=WINDOWED["MW"]),
-        options=("Seg", "Exact", "Dim", "Gate"),
+        options=("Seg", "Exact", "Dim", "Gate", "Dist"),
     ),
     **BASELINES,
+    **CAUSAL_BASELINES,
 }
-# the segment size of `Seg` without a number
-SEGMENT_SIZE = 5
+# the segment size of `Seg`, and the largest distance of `Dist`, without a number
+SEGMENT_SIZE, RELATIVE_SIZE = 5, 16
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,7 @@ class Attention:
     expectation: Expectation = "paper"
     boundary_dim: int | None = None
     gate: bool = False
+    relative_size: int | None = None
 
     def __str__(self) -> str:
         size = "" if self.size == KINDS[self.kind].size else f"={self.size}"
@@ -63,7 +69,8 @@ class Attention:
         exact = ",Exact" if self.expectation == "exact" else ""
         narrow = "" if self.boundary_dim is None else f",Dim={self.boundary_dim}"
         gate = ",Gate" if self.gate else ""
-        return f"{self.kind}{size}{segment}{exact}{narrow}{gate}"
+        relative = {None: "", RELATIVE_SIZE: ",Dist"}.get(self.relative_size, f",Dist={self.relative_size}")
+        return f"{self.kind}{size}{segment}{exact}{narrow}{gate}{relative}"
 
 
 GLOBAL = Attention()

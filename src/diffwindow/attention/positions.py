@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from diffwindow import functional
+
 
 def sinusoids(positions: Int[Tensor, "*lead"], embed_dim: int) -> Float[Tensor, "*lead d"]:
     """Encode positions (Vaswani et al. 2017): sin(p / 10000^(2i/d)) at width 2i, its cosine at 2i + 1.
@@ -56,3 +58,25 @@ def relative_positions(num_queries: int, num_keys: int, device: torch.device) ->
     """
     key = torch.arange(num_keys, device=device)
     return key - key[num_keys - num_queries :, None]
+
+
+def table_rows(num_queries: int, num_keys: int, size: int, device: torch.device) -> Int[Tensor, "q k"]:
+    """Return the row of each pair's distance, clipped at `size`, in a table from −size to size.
+
+    >>> table_rows(2, 3, 1, torch.device("cpu"))
+    tensor([[0, 1, 2],
+            [0, 0, 1]])
+    """
+    return relative_positions(num_queries, num_keys, device).clamp(-size, size) + size
+
+
+def distance_scores(
+    q: Float[Tensor, "b h q e"], table: Float[Tensor, "rows e"], num_keys: int
+) -> Float[Tensor, "b h q k"]:
+    """Return q_i·a_{j−i}/√e, where `table` holds a for each clipped distance (Shaw et al. 2018).
+
+    Queries are compared with the rows of the table, so nothing of size queries × keys × width exists.
+    """
+    by_row = functional.scores(q, table.expand(*q.shape[:2], -1, -1))
+    rows = table_rows(q.shape[2], num_keys, table.shape[0] // 2, q.device)
+    return by_row.gather(-1, rows.expand(*q.shape[:2], -1, -1))

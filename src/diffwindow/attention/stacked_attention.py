@@ -28,10 +28,11 @@ class StackedAttention(nn.Module):
     """Multi-head attention with its projections in one matrix: the queries, the keys, then the values.
 
     `score_dims` are the head widths of the pairs of queries and keys that a kind compares: a plain attention
-    has one pair, as the values; a window has more. Projecting is apart from attending, so that a
-    decoder can keep `project_keys` of its prefix, and of the source, and no kind of attention needs to know
-    whether its keys are new or kept. In self-attention the queries are always the last of the keys, which is
-    how a kind with relative positions knows where they stand.
+    has one pair, as wide as the values; a window has more. `key_extra` are the head widths of what a kind
+    projects from keys alone. Projecting is apart from attending, so that a decoder can keep `project_keys` of
+    its prefix, and of the source, and no kind of attention needs to know whether its keys are new or kept. In
+    self-attention the queries are always the last of the keys, which is how a kind with relative positions
+    knows where they stand.
     """
 
     # how `reset_parameters` initialises the stacked projection
@@ -49,6 +50,7 @@ class StackedAttention(nn.Module):
         num_heads: int,
         *,
         score_dims: tuple[int, ...] | None = None,
+        key_extra: tuple[int, ...] = (),
         dropout: float = 0.0,
         bias: bool = True,
     ) -> None:
@@ -60,7 +62,7 @@ class StackedAttention(nn.Module):
         self.dropout = dropout
         head_dim = embed_dim // num_heads
         self._query_dims = score_dims or (head_dim,)
-        self._key_dims = (*self._query_dims, head_dim)
+        self._key_dims = (*self._query_dims, *key_extra, head_dim)
         self._query_width = num_heads * sum(self._query_dims)
         self._key_width = num_heads * sum(self._key_dims)
         self.in_proj = nn.Linear(embed_dim, self._query_width + self._key_width, bias=bias)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from diffwindow import functional, ops
 from diffwindow.arguments import EXPECTATIONS, Expectation, check_not_nested
 from diffwindow.attention.plain_attention import plain_attention
+from diffwindow.attention.positions import distance_scores
 from diffwindow.attention.stacked_attention import Rotary, StackedAttention, check_heads
 from diffwindow.attention.visibility import EVERYTHING, Visibility, first_visible_key, hidden, read_masks
 
@@ -31,6 +32,9 @@ class WindowAttention(StackedAttention):
     `gate=True` gives a multiplicative window one learned g per head: the weights are
     softmax(s) ⊙ (1 + g(M − 1)), with g = 0 at the start, so that a window added to a trained model changes
     nothing at first. The paper has no gate.
+
+    `relative_size=16` adds q_i·a_{j−i}/√e to the scores, with the distance clipped (the keys' part of Shaw et
+    al. 2018), for self-attention. Its gradient runs in plain PyTorch.
 
     `positions="rotary"` is for self-attention: queries and keys are turned by their places, the queries being
     the last of the keys. `rotary` chooses what is turned: the scores (local ones too), the pointers or both.
@@ -60,6 +64,7 @@ class WindowAttention(StackedAttention):
         expectation: Expectation = "paper",
         boundary_dim: int | None = None,
         gate: bool = False,
+        relative_size: int | None = None,
         positions: Positions = "none",
         rotary: Rotary = "scores",
         batch_first: bool = True,
@@ -83,6 +88,9 @@ class WindowAttention(StackedAttention):
         if gate and window != "multiplicative":
             raise ValueError(f'gate=True is for window="multiplicative", not {window!r}')
         self.gate = nn.Parameter(torch.zeros(num_heads)) if gate else None
+        self.relative_size = relative_size
+        rows = None if relative_size is None else torch.empty(2 * relative_size + 1, head_dim)
+        self.key_table = None if rows is None else nn.Parameter(nn.init.xavier_uniform_(rows))
         self.window = window
         self.segment_size = segment_size
         self.expectation: Expectation = expectation
@@ -99,6 +107,8 @@ class WindowAttention(StackedAttention):
         # not there yet in the constructor of the base class
         if (gate := self._parameters.get("gate")) is not None:
             nn.init.zeros_(gate)
+        if (key_table := self._parameters.get("key_table")) is not None:
+            nn.init.xavier_uniform_(key_table)
 
     def local_query_rows(self) -> slice:
         """Return the rows of the stacked projection that make the queries of the local score, if any."""
@@ -174,6 +184,7 @@ class WindowAttention(StackedAttention):
         """Attend with projected queries and keys, to what `visibility` shows."""
         q, q_left, q_right, *q_local = self._query_heads(queries)
         k, k_left, k_right, *k_local, v = self._key_heads(keys)
+        visibility = self._with_distances(visibility, q, keys.shape[1])
         operation = (
             partial(ops.additive_window_attention, q, k, v, q_local[0], k_local[0])
             if self.window == "additive"
@@ -204,6 +215,7 @@ class WindowAttention(StackedAttention):
         """Return what `attend` does with these arguments to each pair of query and key, without dropout."""
         q, q_left, q_right, *q_local = self._query_heads(queries)
         k, k_left, k_right, *k_local, _ = self._key_heads(keys)
+        visibility = self._with_distances(visibility, q, keys.shape[1])
         maps = ops.window_maps(
             q,
             k,
@@ -219,6 +231,12 @@ class WindowAttention(StackedAttention):
         plain = functional.masked_softmax(visibility.biased(functional.scores(q, k, mask=seen)), seen)
         return maps._replace(weights=mix_heads(plain, maps.weights, self.gate))
 
+    def _with_distances(self, visibility: Visibility, q: Tensor, num_keys: int) -> Visibility:
+        """Add the scores of relative positions, if there are any, to the bias."""
+        if self.key_table is None:
+            return visibility
+        return visibility._replace(attn_bias=visibility.biased(distance_scores(q, self.key_table, num_keys)))
+
     @property
     def in_proj_weight(self) -> "_NoFastPath":
         """Keep torch's encoder, which looks for this name, off its fused path."""
@@ -229,8 +247,8 @@ class WindowAttention(StackedAttention):
         return (
             f"{self.embed_dim}, num_heads={self.num_heads}, window={self.window!r}, "
             f"segment_size={self.segment_size}, expectation={self.expectation!r}, "
-            f"boundary_dim={self.boundary_dim}, gate={self.gate is not None}, rotary={self.rotary!r}, "
-            f"dropout={self.dropout}, "
+            f"boundary_dim={self.boundary_dim}, gate={self.gate is not None}, "
+            f"relative_size={self.relative_size}, rotary={self.rotary!r}, dropout={self.dropout}, "
             f"batch_first={self.batch_first}, impl={self.impl!r}"
         )
 
