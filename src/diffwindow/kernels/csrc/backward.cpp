@@ -1,6 +1,9 @@
-// Backward: two sweeps over the keys of a block of queries. The first recomputes everything of a tile of keys and sends
-// the gradients of scores, local scores and values on; the pointers' gradients need their row's total first, so the
-// second sweep sends those. Gradients of keys and values add up over the blocks of a head in a fixed order.
+// Backward: two sweeps over the keys of a block of queries. The first recomputes a tile of keys (Eq. 3 to 15) and adds
+// the gradients of scores, local scores and values to their queries and keys. The gradients of the pointers (Eq. 4, 5)
+// need the total of their row, so the second sweep adds those. Gradients of keys and values are summed over the blocks
+// of a head in a fixed order. With D = Σ dO ⊙ O: multiplicative (Eq. 11) dS = A ⊙ dA − P D and dM = P ⊙ dA; additive
+// (Eq. 15) dS = A ⊙ (dA − D), dO_local = dS ⊙ M and dM = dS ⊙ o. From dM (Eq. 6, 9): dF_l = dM ⊙ G_r, dG_r = dM ⊙ F_l,
+// dF_r = dM ⊙ G_l, dG_l = dM ⊙ F_r, and dφ at a key is ΣdF from it on plus ΣdG up to it (Eq. 3, 8).
 #include "block.h"
 #include "dropout.h"
 #include "parallel.h"
@@ -259,7 +262,7 @@ class Backward {
     score_tile(block, first, last, keys_[kind], w_.queries[kind], p_.pair[kind].width, out);
   }
 
-  // Send a tile's gradient of scores on to its queries and keys.
+  // Add a tile's gradient of scores to the gradients of its queries and keys.
   void send(const Block& block, int64_t kind, int64_t first, int64_t last, Panels grad) {
     const int64_t width = p_.pair[kind].width;
     gather_tile(block, first, last, keys_[kind], grad, width, w_.grad_queries[kind]);
@@ -327,8 +330,8 @@ class Backward {
 
 constexpr int64_t kBlockRows = kMaxPanels * kPanel;
 
-// Into how many runs of blocks a head is cut. The sums of a cut head are kept apart and added in order, so the number
-// must not depend on the threads; it is 1 unless heads are few, and their sums small enough to keep apart.
+// The number of runs of blocks that a head is divided into. Each run has its own sums, which are added in order, so the
+// number must not depend on the threads. It is 1 unless there are few heads with sums small enough to store.
 int64_t cuts_of(const Problem& p) {
   constexpr int64_t units = 16, memory = int64_t(32) << 20;
   const int64_t heads = p.batch * p.heads, blocks = ceil_div(p.queries, kBlockRows);

@@ -1,4 +1,4 @@
-// A block of queries: its panels, what each of them may see, and the products with a tile of keys.
+// A block of queries: its panels, the keys that each may see, and the products with a tile of keys.
 #pragma once
 #include <cmath>
 #include <vector>
@@ -10,7 +10,7 @@ namespace dw {
 
 constexpr float kHidden = -__builtin_inff();
 
-// Which keys a query sees. A value of its own, because stores of bytes could change anything it pointed into.
+// Which keys a query sees. Passed by value: a store of bytes may alias anything behind a pointer.
 struct Sight {
   const uint8_t* mask;
   const float* bias;
@@ -20,7 +20,7 @@ struct Sight {
   }
 };
 
-// What a head's queries have in common: the keys that any of them may see.
+// The keys that any query of a head may see.
 struct Head {
   int64_t b, h;
   int64_t keys;         // those after the last visible one do not exist

@@ -1,4 +1,4 @@
-// The one matrix product that everything here is made of: C (+)= A B, sixteen columns of B at a time.
+// The matrix product that all kernels use: C (+)= A B, sixteen columns of B at a time.
 #pragma once
 #include "vec.h"
 
@@ -35,7 +35,7 @@ __attribute__((noinline)) void multiply(const Extent& n, const float* left, cons
   const bool add = c.add;
   const float* right = b.data;
   for (int64_t panel = 0; panel < n.panels; ++panel, right += b.panel_step, out += c.panel_step) {
-    // What the products are added to may be far away; it is needed last.
+    // Prefetch C, which may be far away and is needed last.
     if (add)
       for (int64_t i = 0; i < Rows; ++i) __builtin_prefetch(out + i * out_stride, 1);
     vec sum[Rows][kParts] = {};
@@ -72,7 +72,7 @@ template <bool Transposed>
 __attribute__((noinline)) void gemm(const Extent n, const Left a, const Right b, const Result c) {
   const int64_t groups = (n.rows + kRows - 1) / kRows;
   for (int64_t group = 0, i = 0; group < groups; ++group) {
-    // An even share each: a short last group would leave the multiply-add units waiting.
+    // Groups of equal size: a short last group would leave the multiply-add units idle.
     const int64_t rows = n.rows / groups + (group < n.rows % groups);
     multiply_rows<Transposed>(rows, n, a.data + i * (Transposed ? 1 : a.stride), a, b, c.data + i * c.stride, c);
     i += rows;

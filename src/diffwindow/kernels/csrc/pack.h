@@ -1,4 +1,4 @@
-// Between the caller's tensors and the kernels' fp32 layouts.
+// Conversions between the caller's tensors and the kernels' fp32 layouts.
 #pragma once
 #include "problem.h"
 
@@ -75,7 +75,7 @@ inline Matrix copy_head(const Problem& p, const Tensor& t, int64_t b, int64_t h,
   return {copy, width};
 }
 
-// Rows far apart would fight for the same cache sets and a page each, so only dense ones are used in place.
+// Only dense rows are used in place: rows far apart compete for the same cache sets and take a page each.
 DW_INLINE bool needs_copy(const Problem& p, const Tensor& t, int64_t width) { return p.is_bf16 || t.row != width; }
 
 // Queries [query, query + rows) times `scale`: rows, zero-padded to `stride`, and their panels. Those that see no key

@@ -1,4 +1,4 @@
-// Threads that share out units of work, each with its own memory.
+// Threads that share units of work, each with its own memory.
 #pragma once
 #include <algorithm>
 #include <atomic>
@@ -23,7 +23,7 @@ class Scratch {
       data_ = static_cast<char*>(std::aligned_alloc(align, round_up(bytes, align)));
       size_ = data_ ? bytes : 0;
 #if defined(__linux__)
-      // Long rows walk over many pages, and every walk of a page table waits.
+      // Huge pages: long rows touch many pages, and each miss in the page tables stalls.
       if (data_ && align == kHugePage) madvise(data_, round_up(bytes, align), MADV_HUGEPAGE);
 #endif
     }

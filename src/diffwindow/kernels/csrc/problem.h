@@ -1,4 +1,4 @@
-// What a call asks for: the structure that kernels/cpu.py packs, and the geometry that follows from it.
+// The arguments of a call: the structure that kernels/cpu.py packs, and the geometry that follows from it.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -29,7 +29,7 @@ constexpr int64_t kStatistics = 6;  // maximum and inverse sum of the score's, t
 
 enum { kScore, kLeft, kRight, kLocal, kMaxPairs };  // the order of Problem::pair
 
-// Eight bytes a field, in the order of `_problem` in kernels/cpu.py.
+// Eight bytes per field, in the order of `_problem` in kernels/cpu.py.
 struct Problem {
   int64_t is_bf16, is_additive, is_causal, is_exact, segment_size;
   int64_t batch, heads, queries, keys, value_width, threads;
