@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from diffwindow import __version__
-from diffwindow.cli import data, demo, describe, doctor, evaluate, reproduce, train, translate
+from diffwindow.cli import data, demo, describe, doctor, evaluate, reproduce, train, translate, view
 from diffwindow.cli.errors import one_sentence_errors
 from diffwindow.console import lossy_stderr
 
@@ -23,6 +23,7 @@ app.command("train")(train.train)
 app.command("evaluate")(evaluate.evaluate)
 app.command("translate")(translate.translate)
 app.command("generate")(translate.generate)
+app.command("view")(view.view)
 app.command("demo")(demo.demo)
 app.command("average")(train.average)
 app.command("list")(train.list_all)

@@ -259,5 +259,6 @@ connectControls(view, change);
 connectExport();
 const data = JSON.parse(byId("data").textContent);
 if (data.live) connectLive(data.live, load);
+byId("title").textContent = data.title;
 if (data.runs.length) await load(data);
 document.documentElement.dataset.ready = "";

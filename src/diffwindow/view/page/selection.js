@@ -14,7 +14,9 @@ export function initialSelection(runs) {
   const run = runs[0];
   const snapshot = run.snapshots.length - 1;
   const layers = run.snapshots[snapshot].layers;
-  const first = layers.find((one) => one.role === run.gold?.role && one.left) ?? layers.find((one) => one.left) ?? layers[0];
+  const windowed = layers.filter((one) => one.left);
+  const of = (role) => windowed.find((one) => one.role === role);
+  const first = of(run.gold?.role) ?? of("Cr") ?? windowed[0] ?? layers[0];
   const gold = run.gold?.role === first.role;
   const selection = {
     snapshot, role: first.role, layer: first.layer, head: 0, otherHead: MEAN, key: null,

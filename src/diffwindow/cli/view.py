@@ -1,0 +1,235 @@
+"""The verb `view`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from diffwindow.cli.evaluate import Device, RunFolder
+
+if TYPE_CHECKING:
+    from diffwindow.inference.attention import Example
+    from diffwindow.tasks.trained_model import Trained
+    from diffwindow.view.trace import AttentionTrace, Head
+
+PAGE = Path("windows.html")
+# checkpoints on a page: enough to see a window being learned
+MOST_CHECKPOINTS = 24
+Picture = Annotated[Path | None, typer.Option(help="Write a figure for a paper.")]
+
+
+def view(
+    run: RunFolder,
+    text: Annotated[str | None, typer.Argument(help="A sentence.")] = None,
+    target: Annotated[
+        str | None, typer.Option(help="Its translation; a translator's own by default.")
+    ] = None,
+    row: Annotated[
+        int | None, typer.Option(min=0, help="A sentence of the corpus instead, by its row.")
+    ] = None,
+    split: Annotated[str, typer.Option(help="The part of the corpus that --row counts in.")] = "test",
+    data: Annotated[Path | None, typer.Option(help="A prepared corpus; that of the run by default.")] = None,
+    against: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Another run, shown beside the first.")
+    ] = None,
+    checkpoints: Annotated[
+        bool, typer.Option("--checkpoints", help="Add the run's checkpoints to the page, with a slider.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help="Write the page; windows.html by default.")] = None,
+    png: Picture = None,
+    svg: Picture = None,
+    pdf: Picture = None,
+    role: Annotated[
+        str | None, typer.Option(help="The attention of figures: Enc, Cr or Dec; the first with a window.")
+    ] = None,
+    layer: Annotated[int | None, typer.Option(min=1, help="The layer of figures.")] = None,
+    head: Annotated[str, typer.Option(help="The head of figures: 1, 2, …, mean, or all in a grid.")] = "mean",
+    statistics: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CORPUS", help="Width and position of windows over a split, or over a text file."
+        ),
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="The most sentences for --statistics.")] = 1000,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the statistics as JSON.")] = False,
+    serve: Annotated[bool, typer.Option("--serve", help="Serve a page to type sentences in.")] = False,
+    host: Annotated[str, typer.Option(help="The address to serve on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port to serve on.")] = 8000,
+    device: Device = "auto",
+) -> None:
+    """Show where a model looks: a page without a network, figures, statistics, or a server.
+
+    diffwindow view RUN "the keys to the cabinet" --against PLAIN --checkpoints --out windows.html
+    """
+    from diffwindow.cli.errors import interruptible
+    from diffwindow.cli.evaluate import open_trained
+
+    modes = {
+        "a text": text is not None,
+        "--row": row is not None,
+        "--statistics": statistics is not None,
+        "--serve": serve,
+    }
+    if sum(modes.values()) != 1:
+        given = " and ".join(name for name, wanted in modes.items() if wanted) or "nothing"
+        raise ValueError(
+            f'give one of a text, --row, --statistics and --serve, as `view {run} "a text"`; got {given}'
+        )
+    figures = [path for path in (png, svg, pdf) if path is not None]
+    _check_endings({".html": out, ".png": png, ".svg": svg, ".pdf": pdf})
+    trained = open_trained(run, device)
+    other = open_trained(against, device) if against else None
+    if serve:
+        _serve(trained, other, host=host, port=port)
+        return
+    with interruptible("nothing was written"):
+        if statistics is not None:
+            examples = islice(_corpus(trained, run, data, statistics), limit)
+            _statistics(trained, examples, figures, title=f"{run}: {statistics}", as_json=as_json)
+            return
+        example = _example(trained, run, data, text=text, target=target, split=split, row=row)
+        _write(
+            trained,
+            other,
+            example,
+            _checkpoints(run) if checkpoints else {},
+            out=out,
+            figures=figures,
+            place=(role, layer, _head(head)),
+        )
+
+
+def _check_endings(paths: dict[str, Path | None]) -> None:
+    for ending, path in paths.items():
+        if path is not None and path.suffix.lower() != ending:
+            raise ValueError(f"{path} does not end in {ending}")
+
+
+def _head(text: str) -> Head:
+    if text == "mean":
+        return "mean"
+    if text == "all":
+        return "all"
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"--head {text} is not a number from 1, mean, or all")
+    return int(text) - 1
+
+
+def _example(
+    trained: Trained,
+    run: Path,
+    data: Path | None,
+    *,
+    text: str | None,
+    target: str | None,
+    split: str,
+    row: int | None,
+) -> Example:
+    from diffwindow.cli.evaluate import open_store
+    from diffwindow.inference.attention import complete, row_example, text_example
+
+    if row is None:
+        assert text is not None
+        return complete(trained, text_example(trained, text, target=target))
+    return row_example(trained, open_store(run, data), split, row)
+
+
+def _checkpoints(run: Path) -> dict[str, Path]:
+    """Return the folders of a run's checkpoints by name, oldest first and evenly spaced."""
+    from diffwindow.training.checkpoints import Shelf
+    from diffwindow.view.payload import spread
+
+    shelf = Shelf(run / "checkpoints")
+    folders = {f"update {update:,}": shelf.path(update) for update in shelf.updates()}
+    if not folders:
+        raise ValueError(f"{run} has no checkpoints; keep some with train.keep_last=100")
+    return {name: folders[name] for name in spread(list(folders), MOST_CHECKPOINTS)}
+
+
+def _write(
+    trained: Trained,
+    other: Trained | None,
+    example: Example,
+    checkpoints: dict[str, Path],
+    *,
+    out: Path | None,
+    figures: list[Path],
+    place: tuple[str | None, int | None, Head],
+) -> None:
+    from diffwindow.files import write_atomically
+    from diffwindow.inference.attention import for_other, trace_example
+    from diffwindow.tasks.trained_model import Trained
+
+    trace = trace_example(trained, example)
+    against = None if other is None else trace_example(other, for_other(example, trained, other))
+    for path in figures:
+        trace.draw(path, *place, against=against)
+        print(path)
+    if out is None and figures:
+        return
+    earlier: dict[str, AttentionTrace] = {
+        name: trace_example(Trained.load(folder), example) for name, folder in checkpoints.items()
+    }
+    page = trace.to_html(against=against, checkpoints=earlier).encode("utf-8")
+    write_atomically(out or PAGE, page)
+    print(f"{out or PAGE}  {len(page) / 1e6:.2f} MB; open it in a browser")
+
+
+def _corpus(trained: Trained, run: Path, data: Path | None, corpus: str) -> Iterator[Example]:
+    """Read the sentences of a split of the run's corpus, or the lines of a text file."""
+    from diffwindow.cli.evaluate import open_store
+    from diffwindow.inference.attention import row_example, text_example
+
+    if Path(corpus).is_file():
+        with Path(corpus).open(encoding="utf-8") as lines:
+            for line in lines:
+                if line.strip():
+                    yield text_example(trained, line)
+        return
+    store = open_store(run, data)
+    for row in range(len(store.split(corpus))):
+        yield row_example(trained, store, corpus, row)
+
+
+def _statistics(
+    trained: Trained, examples: Iterator[Example], figures: list[Path], *, title: str, as_json: bool
+) -> None:
+    from diffwindow.figures.attention_maps import save_figure
+    from diffwindow.figures.window_spans import Span, span_figure
+    from diffwindow.files import to_json
+    from diffwindow.inference.attention import trace_example
+    from diffwindow.view.statistics import as_table, window_statistics
+
+    rows = window_statistics(trace_example(trained, example) for example in examples)
+    spans = [Span(row.role, row.layer, row.head + 1, row.start, row.end) for row in rows]
+    for path in figures:
+        save_figure(span_figure(spans, title=title), path)
+    print(to_json([asdict(row) for row in rows], indent=2) if as_json else "\n".join(as_table(rows)))
+
+
+def _serve(trained: Trained, other: Trained | None, *, host: str, port: int) -> None:
+    from diffwindow.extras import require
+    from diffwindow.inference.attention import live_events
+    from diffwindow.inference.live import Limits
+    from diffwindow.inference.server import allowed_hosts, bound_socket, create_app, serve
+    from diffwindow.models.translator import Translator
+
+    require("starlette", "uvicorn")
+    limits = Limits()
+    translates = isinstance(trained.model, Translator)
+    app = create_app(
+        live_events(trained, other, most_tokens=limits.tokens),
+        label="A sentence to translate" if translates else "A sentence",
+        title=trained.model.config.attention,
+        hosts=allowed_hosts(host),
+        limits=limits,
+    )
+    listening = bound_socket(host, port)
+    shown = f"[{host}]" if ":" in host else host
+    print(f"http://{shown}:{listening.getsockname()[1]}  Ctrl-C ends it", flush=True)
+    serve(app, listening, limits=limits)

@@ -1,0 +1,182 @@
+"""What a trained model looks at in a text: an AttentionTrace with the names of its tokens."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from diffwindow.data.store import Store
+from diffwindow.data.tokenizer import BOS, EOS, PAD, moses_tokenizer
+from diffwindow.decoding.beam import beam_search
+from diffwindow.decoding.state import length_limits, translation_start
+from diffwindow.files import sha256_of
+from diffwindow.models.classifier import Classifier
+from diffwindow.models.eval_mode import evaluating
+from diffwindow.models.pretrained import TOKENIZER
+from diffwindow.models.translator import Translator
+from diffwindow.tasks.trained_model import Trained
+from diffwindow.view.capture import capture
+from diffwindow.view.payload import page_data
+from diffwindow.view.trace import AttentionTrace, GoldSpan
+
+# how a corpus names the first and the last word that the query at the last should look at
+GOLD_COLUMNS = ("subject_start", "verb_position")
+
+
+@dataclass(frozen=True)
+class Example:
+    """A sentence as token ids without begin or end, with its translation and gold span where known."""
+
+    ids: list[int]
+    title: str
+    target: list[int] | None = None
+    gold: GoldSpan | None = None
+
+
+def attention_trace(trained: Trained, text: str, *, target: str | None = None) -> AttentionTrace:
+    """Trace a model on a text; a translator reads `target`, or else its own translation."""
+    return trace_example(trained, text_example(trained, text, target=target))
+
+
+def text_example(trained: Trained, text: str, *, target: str | None = None) -> Example:
+    """Encode a text as the model's corpus was."""
+    translates = isinstance(trained.model, Translator)
+    if target is not None and not translates:
+        raise ValueError(f"a {trained.model.config.model} reads one text; leave the target out")
+    ids = _encoded(trained, text, "source" if translates else "text")
+    if not ids:
+        raise ValueError("there is no word in the text")
+    return Example(ids, text.strip(), None if target is None else _encoded(trained, target, "target"))
+
+
+def row_example(trained: Trained, store: Store, split: str, row: int) -> Example:
+    """Return a sentence of a corpus, with its translation or gold span where it has one."""
+    rows = store.split(split)
+    if not 0 <= row < len(rows):
+        raise ValueError(f"row {row} is not in {split}, which has rows 0 to {len(rows) - 1}")
+    translates = isinstance(trained.model, Translator)
+    ids = rows.sequences["source" if translates else "text"][row].tolist()[:-1]
+    target = rows.sequences["target"][row].tolist()[:-1] if translates else None
+    gold = None
+    # the columns count words, so tokens must be words
+    whole = store.tokenizer.kind == "words" and trained.options.max_length is None
+    if whole and all(name in rows.columns for name in GOLD_COLUMNS):
+        first, last = (int(rows.columns[name][row]) for name in GOLD_COLUMNS)
+        gold = GoldSpan("Enc", last, first, last)
+    return Example(ids, trained.tokenizer.decode(ids), target, gold)
+
+
+def complete(trained: Trained, example: Example) -> Example:
+    """Fill in a translator's own translation, by beam search, where the example has none."""
+    model = trained.model
+    if not isinstance(model, Translator) or example.target is not None:
+        return example
+    with evaluating(model) as device:
+        source = torch.tensor([[*example.ids, EOS]], device=device)
+        ((best,),) = beam_search(model, translation_start(model, source))
+    return replace(example, target=list(best.tokens))
+
+
+def for_other(example: Example, trained: Trained, other: Trained) -> Example:
+    """Encode an example of one model for another: the same ids if they have one vocabulary."""
+    kinds = [one.model.config.model for one in (trained, other)]
+    if kinds[0] != kinds[1]:
+        raise ValueError(f"a {kinds[0]} and a {kinds[1]} do not read the same; compare two of a kind")
+    example = complete(trained, example)
+    if sha256_of(other.folder / TOKENIZER) == sha256_of(trained.folder / TOKENIZER):
+        return example
+    target = None if example.target is None else trained.tokenizer.decode(example.target)
+    return text_example(other, trained.tokenizer.decode(example.ids), target=target)
+
+
+def trace_example(trained: Trained, example: Example) -> AttentionTrace:
+    """Run a model on a sentence and keep what its attentions do."""
+    model, tokenizer = trained.model, trained.tokenizer
+    example = complete(trained, example)
+    with evaluating(model) as device, capture(model) as trace:
+        if isinstance(model, Translator):
+            assert example.target is not None
+            source = torch.tensor([[*example.ids, EOS]], device=device)
+            model.hidden(source, torch.tensor([[BOS, *example.target]], device=device))
+        elif isinstance(model, Classifier):
+            ids = [*example.ids, EOS][: trained.options.max_length]
+            model.encode(torch.tensor([ids], device=device))
+        else:
+            # running text knows the end of a line as what comes before the next
+            ids = [BOS if trained.options.block_size is None else EOS, *example.ids]
+            model.hidden(torch.tensor([ids], device=device))
+    if isinstance(model, Translator):
+        assert example.target is not None
+        trace = _named_translation(trained, trace, example.ids, example.target)
+    else:
+        trace = trace.with_tokens(tokenizer.tokens(ids))
+    return replace(trace, label=model.config.attention, title=example.title, gold=example.gold)
+
+
+def translation_steps(trained: Trained, example: Example) -> Iterator[tuple[list[int], AttentionTrace]]:
+    """Translate greedily; after each token return all so far and where the step looked in the source."""
+    model, tokenizer = trained.model, trained.tokenizer
+    assert isinstance(model, Translator)
+    labels, written = tokenizer.tokens([*example.ids, EOS]), list[int]()
+    with evaluating(model) as device:
+        source = torch.tensor([[*example.ids, EOS]], device=device)
+        limit = int(length_limits(torch.tensor([source.shape[1]])))
+        state, token = model.begin(source), torch.tensor([[BOS]], device=device)
+    while len(written) < limit:
+        with evaluating(model), capture(model) as trace:
+            logits = model.step(token, state)[0, 0]
+        logits[[PAD, BOS]] = -torch.inf
+        token = logits.argmax().view(1, 1)
+        if (chosen := int(token)) != EOS:
+            written.append(chosen)
+        layers = [replace(maps, queries="translation") for maps in trace.layers if maps.role == "Cr"]
+        step = AttentionTrace(layers, label=model.config.attention, title=example.title)
+        yield (
+            list(written),
+            step.with_tokens({"source": labels, "translation": tokenizer.tokens([chosen])}),
+        )
+        if chosen == EOS:
+            return
+
+
+def live_events(
+    trained: Trained, other: Trained | None, *, most_tokens: int
+) -> Callable[[str], Iterator[dict[str, Any]]]:
+    """Return a function from a text to what a live page shows: the steps of a translation, then all maps."""
+
+    def events(text: str) -> Iterator[dict[str, Any]]:
+        example = text_example(trained, text)
+        if len(example.ids) > most_tokens:
+            raise ValueError(f"the sentence has {len(example.ids)} tokens; up to {most_tokens} are shown")
+        if isinstance(trained.model, Translator):
+            written: list[int] = []
+            for written, step in translation_steps(trained, example):
+                yield {"text": trained.tokenizer.decode(written), "page": page_data(step)}
+            example = replace(example, target=written)
+        against = None if other is None else trace_example(other, for_other(example, trained, other))
+        yield {"page": page_data(trace_example(trained, example), against=against)}
+
+    return events
+
+
+def _named_translation(
+    trained: Trained, trace: AttentionTrace, source: Sequence[int], target: Sequence[int]
+) -> AttentionTrace:
+    """Name the tokens of a translation: the decoder reads `<s> a b` while it writes `a b </s>`.
+
+    Cross-attention is named by what is written, because that is what a reader looks up in the source.
+    """
+    layers = [replace(maps, queries="translation") if maps.role == "Cr" else maps for maps in trace.layers]
+    tokens = trained.tokenizer.tokens
+    names = {
+        "source": tokens([*source, EOS]),
+        "target": tokens([BOS, *target]),
+        "translation": tokens([*target, EOS]),
+    }
+    return replace(trace, layers=layers).with_tokens(names)
+
+
+def _encoded(trained: Trained, text: str, field: str) -> list[int]:
+    language = trained.moses.get(field)
+    return trained.tokenizer.encode(moses_tokenizer(language)(text.strip()) if language else text.strip())

@@ -1,0 +1,105 @@
+"""Width and position of windows, by layer and head, over many sentences."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diffwindow.view.trace import AttentionTrace, LayerMaps
+
+
+@dataclass(frozen=True)
+class HeadStatistics:
+    """Means over the queries of a corpus that see a key; positions are in keys from the query.
+
+    `start` and `end` are the expected places of the two boundaries in order, and `width` = end − start + 1,
+    with its standard deviation over queries. In cross-attention, positions count from the diagonal.
+    `entropy` is that of the attention, in bits.
+    """
+
+    role: str
+    layer: int
+    head: int
+    queries: int
+    width: float
+    width_deviation: float
+    start: float
+    end: float
+    entropy: float
+
+
+def window_statistics(traces: Iterable[AttentionTrace]) -> list[HeadStatistics]:
+    """Summarise the windows of many traces of one model.
+
+    Each boundary is a key drawn from its pointer, so with F_l and F_r the pointers' prefix sums, the later
+    of the two is at or before key i with probability F_l F_r, the earlier with 1 − (1 − F_l)(1 − F_r).
+    """
+    totals: dict[tuple[str, int, int], NDArray[np.float64]] = {}
+    for trace in traces:
+        for maps in trace.layers:
+            if maps.window is None:
+                continue
+            for head, rows in enumerate(_measured(maps)):
+                key = (maps.role, maps.layer, head)
+                totals[key] = totals.get(key, np.zeros(6)) + np.array(
+                    [rows.shape[1], *rows.sum(1), (rows[0] ** 2).sum()]
+                )
+    if not totals:
+        raise ValueError("no attention has a window; train with one, as Enc(AW)")
+    return [_summary(key, total) for key, total in totals.items()]
+
+
+def _summary(key: tuple[str, int, int], total: NDArray[np.float64]) -> HeadStatistics:
+    role, layer, head = key
+    count = max(total[0], 1.0)
+    width, start, end, entropy, squares = total[1:] / count
+    deviation = math.sqrt(max(squares - width**2, 0.0))
+    return HeadStatistics(role, layer, head, int(total[0]), width, deviation, start, end, entropy)
+
+
+def _measured(maps: LayerMaps) -> list[NDArray[np.float64]]:
+    """Return width, start, end and entropy of each query that sees a key: a [4, queries] array per head."""
+    assert maps.phi_left is not None
+    assert maps.phi_right is not None
+    left, right = (phi.astype(np.float64).cumsum(-1) for phi in (maps.phi_left, maps.phi_right))
+    seen = left[..., -1] > 0.5
+    start, end = _expected_key(1 - (1 - left) * (1 - right)), _expected_key(left * right)
+    _, queries, keys = left.shape
+    slope = (keys - 1) / (queries - 1) if maps.role == "Cr" and queries > 1 else 1.0
+    # a self-attention that has a cache has fewer queries than keys: they are the last of them
+    place = np.arange(queries) * slope + (keys - queries if maps.role != "Cr" else 0)
+    entropy = _entropy(maps.weights)
+    found = np.stack([end - start + 1, start - place, end - place, entropy])
+    return [found[:, head, seen[head]] for head in range(len(left))]
+
+
+def _expected_key(sums: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the mean of a place whose distribution has these prefix sums: Σ_i P(place > i)."""
+    mean: NDArray[np.float64] = (sums[..., -1:] - sums).sum(-1)
+    return mean
+
+
+def _entropy(weights: NDArray[np.float32]) -> NDArray[np.float64]:
+    total = weights.sum(-1, keepdims=True, dtype=np.float64)
+    share = weights / np.where(total > 0, total, 1.0)
+    logs = np.log2(share, out=np.zeros_like(share), where=share > 0)
+    entropy: NDArray[np.float64] = -(share * logs).sum(-1)
+    return entropy
+
+
+def as_table(rows: list[HeadStatistics]) -> list[str]:
+    """Show the statistics as lines of text, aligned."""
+    head = ["role", "layer", "head", "width", "±", "start", "end", "entropy", "queries"]
+    body = [head]
+    for row in rows:
+        numbers = (row.width, row.width_deviation, row.start, row.end, row.entropy)
+        cells = [
+            f"{number:+.2f}" if place in (2, 3) else f"{number:.2f}" for place, number in enumerate(numbers)
+        ]
+        body.append([row.role, str(row.layer), str(row.head + 1), *cells, f"{row.queries:,}"])
+    widths = [max(len(line[column]) for line in body) for column in range(len(head))]
+    return ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in body]
