@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 import torch
-from folders import SENTENCES, save_model
 
 from diffwindow.data.corpora import agreement_recipe
 from diffwindow.data.prepare import prepare
@@ -19,6 +18,7 @@ from diffwindow.inference.attention import (
 )
 from diffwindow.tasks.trained_model import Trained
 from diffwindow.view.trace import GoldSpan
+from model_folders import SENTENCES, save_model
 
 
 @pytest.fixture(scope="module")

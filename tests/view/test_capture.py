@@ -81,6 +81,15 @@ def test_padding_is_cut_off(row):
         np.testing.assert_allclose(padded["Enc", layer].window, single["Enc", layer].window, atol=1e-5)
 
 
+def test_padding_of_the_source_leaves_the_queries_of_cross_attention():
+    model, source = translator(), torch.tensor([[5, 6, 2, 0]])
+    with diffwindow.capture(model) as trace:
+        model(source, torch.tensor([[1, 8, 9, 7]]))
+    assert trace["Enc", 1].weights.shape == (2, 3, 3)
+    assert trace["Cr", 1].weights.shape == (2, 4, 3)
+    assert trace["Dec", 1].weights.shape == (2, 4, 4)
+
+
 def test_a_row_that_is_not_there_is_refused():
     model = classifier()
     with (

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -61,7 +62,9 @@ def capture(
     trace = AttentionTrace(label=type(model).__name__)
     with ExitStack() as stack:
         for name, module in modules.items():
-            stack.enter_context(_recorded(module, calls[name], row))
+            stack.enter_context(
+                _recorded(module, partial(_call, row=row, crosses=_named_role(name) == "Cr"), calls[name])
+            )
         yield trace
     found = {name: _joined(of_module) for name, of_module in calls.items() if of_module}
     if not found:
@@ -72,13 +75,15 @@ def capture(
 
 
 @contextmanager
-def _recorded(module: StackedAttention, into: list[_Call], row: int) -> Iterator[None]:
+def _recorded(
+    module: StackedAttention, call: Callable[[Maps, Visibility], _Call], into: list[_Call]
+) -> Iterator[None]:
     """Keep the maps of each call of `attend` or `maps` while the context runs."""
     attend, maps = module.attend, module.maps
 
     def recording_maps(queries: Any, keys: Any, visibility: Visibility = EVERYTHING) -> Maps:
         found = maps(queries, keys, visibility)
-        into.append(_call(found, visibility, row))
+        into.append(call(found, visibility))
         return found
 
     def recording_attend(queries: Any, keys: Any, visibility: Visibility = EVERYTHING) -> Any:
@@ -108,7 +113,8 @@ def _replaced(module: nn.Module, name: str, method: Callable[..., Any]) -> Itera
             module.__dict__[name] = before
 
 
-def _call(maps: Maps, visibility: Visibility, row: int) -> _Call:
+def _call(maps: Maps, visibility: Visibility, *, row: int, crosses: bool) -> _Call:
+    """Take the sentence `row` out of the maps of a batch, without its padding."""
     named = maps._asdict() if isinstance(maps, WindowMaps) else {"weights": maps}
     batch = named["weights"].shape[0]
     if not 0 <= row < batch:
@@ -120,7 +126,7 @@ def _call(maps: Maps, visibility: Visibility, row: int) -> _Call:
         # keys that are hidden from every query are padding
         shown = torch.broadcast_to(visible, named["weights"].shape)[row].any(0).any(0).cpu().numpy()
         arrays = {name: x[:, :, shown] for name, x in arrays.items()}
-        if arrays["weights"].shape[1] == len(shown) and not shown.all():
+        if not crosses and arrays["weights"].shape[1] == len(shown):
             arrays = {name: x[:, shown] for name, x in arrays.items()}
         origin = max(origin - int(shown.argmax()), 0)
     return _Call(arrays, origin)
@@ -176,14 +182,17 @@ def _layers(modules: Mapping[str, StackedAttention], calls: Mapping[str, _Call])
 
 def _role(name: str, call: _Call) -> str:
     """Read the role off a module's name; without a hint, attention that never looks ahead is a decoder's."""
-    for role, hints in _ROLES:
-        if any(hint in name.lower() for hint in hints):
-            return role
+    if (named := _named_role(name)) is not None:
+        return named
     weights = call.arrays["weights"]
     _, queries, keys = weights.shape
     if queries != keys:
         return "Cr"
     return "Dec" if queries > 1 and not np.triu(weights, 1).any() else "Enc"
+
+
+def _named_role(name: str) -> str | None:
+    return next((role for role, hints in _ROLES if any(hint in name.lower() for hint in hints)), None)
 
 
 def _sides(role: str, *, alone: bool) -> tuple[str, str]:

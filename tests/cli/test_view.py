@@ -1,0 +1,146 @@
+"""The verb `view`, as people call it, on model folders with random weights."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import httpx
+import pytest
+
+from diffwindow.cli import main
+from diffwindow.data.corpora import agreement_recipe
+from diffwindow.data.prepare import prepare
+from diffwindow.data.store import Store
+from model_folders import save_model
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Make a run of agreement with two checkpoints, a plain model of it, a translator, and the corpus."""
+    root = tmp_path_factory.mktemp("view")
+    prepare(agreement_recipe(1, rows=30), root / "store")
+    tokenizer = Store.open(root / "store").tokenizer
+    save_model(root / "run" / "model", "classifier", tokenizer=tokenizer)
+    for update in (10, 200):
+        save_model(root / f"run/checkpoints/{update:08d}", "classifier", tokenizer=tokenizer, seed=update)
+    save_model(root / "plain", "plain", tokenizer=tokenizer, seed=1)
+    save_model(root / "translator", "translator")
+    return root
+
+
+@pytest.fixture
+def run(monkeypatch, capsys, tmp_path, folders):
+    """Call `view` in an empty folder; return its exit code, stdout and stderr."""
+
+    def call(name, *arguments):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["diffwindow", "view", str(folders / name), *map(str, arguments)])
+        with pytest.raises(SystemExit) as done:
+            main()
+        return done.value.code or 0, *capsys.readouterr()
+
+    return call
+
+
+def page_data(path):
+    return json.loads(path.read_text(encoding="utf-8").split('id="data">')[1].split("</script>")[0])
+
+
+def test_a_text_becomes_a_page(run, tmp_path):
+    code, out, _ = run("run", "the old keys near my lamps")
+    assert code == 0
+    assert out.startswith("windows.html  0.")
+    data = page_data(tmp_path / "windows.html")
+    assert data["title"] == "the old keys near my lamps"
+    assert [run["label"] for run in data["runs"]] == ["Enc(AW)@all"]
+
+
+def test_a_row_against_another_run_with_checkpoints(run, folders, tmp_path):
+    arguments = (
+        "--data",
+        folders / "store",
+        "--against",
+        folders / "plain",
+        "--checkpoints",
+        "--out",
+        "a.html",
+    )
+    assert run("run", "--row", 3, "--split", "train", *arguments)[0] == 0
+    ours, theirs = page_data(tmp_path / "a.html")["runs"]
+    assert [one["label"] for one in ours["snapshots"]] == ["update 10", "update 200", "final model"]
+    assert theirs["label"] == "Global"
+    assert ours["gold"]["role"] == "Enc"
+    assert ours["tokens"] == theirs["tokens"]
+
+
+def test_figures_without_a_page(run, folders, tmp_path):
+    options = ("--png", "w.png", "--svg", "w.svg", "--pdf", "w.pdf", "--head", "all", "--layer", "2")
+    code, out, _ = run("run", "the old keys", *options, "--against", folders / "plain")
+    assert (code, out.split()) == (0, ["w.png", "w.svg", "w.pdf"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["w.pdf", "w.png", "w.svg"]
+
+
+def test_a_translation_with_its_target(run, tmp_path):
+    assert run("translator", "my lamp fell .", "--target", "the boats", "--out", "t.html")[0] == 0
+    (found,) = page_data(tmp_path / "t.html")["runs"]
+    assert found["tokens"]["translation"]["labels"] == ["the", "boats", "</s>"]
+
+
+def test_statistics_of_a_split_and_of_a_file(run, folders, tmp_path):
+    arguments = ("--data", folders / "store", "--limit", "5", "--png", "s.png")
+    code, out, _ = run("run", "--statistics", "train", *arguments)
+    assert code == 0
+    assert len(out.splitlines()) == 1 + 4
+    assert (tmp_path / "s.png").read_bytes().startswith(b"\x89PNG")
+    (tmp_path / "text.txt").write_text("the old keys\n\nmy lamps\n")
+    code, out, _ = run("run", "--statistics", "text.txt", "--json")
+    assert {row["queries"] for row in json.loads(out)} == {4 + 3}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ((), "give one of a text, --row, --statistics and --serve"),
+        (("a text", "--serve"), "got a text and --serve"),
+        (("a text", "--out", "page.txt"), "page.txt does not end in .html"),
+        (("a text", "--png", "a.pdf"), "a.pdf does not end in .png"),
+        (("a text", "--head", "0", "--png", "a.png"), "--head 0 is not a number from 1, mean, or all"),
+        (("a text", "--head", "9", "--png", "a.png"), "is not one of the 2 heads"),
+        (
+            ("a text", "--role", "Cr", "--png", "a.png"),
+            "there is no layer of Cr; this trace has Enc 1, Enc 2",
+        ),
+        ((" ",), "there is no word in the text"),
+        (("--row", "3"), "give one with --data DIR"),
+        (("a text", "--target", "b"), "a classifier reads one text"),
+        (("a text", "--out", "nowhere/a.html"), "there is no such folder"),
+    ],
+)
+def test_mistakes_are_one_sentence_and_write_nothing(run, tmp_path, arguments, reason):
+    code, out, error = run("run", *arguments)
+    assert (code, out) == (2, "")
+    assert reason in error
+    assert error.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_without_checkpoints_is_told(run):
+    assert "has no checkpoints" in run("plain", "a text", "--checkpoints")[2]
+
+
+def test_the_server_answers_and_stops_on_a_signal(folders):
+    command = [sys.executable, "-m", "diffwindow", "view", str(folders / "run"), "--serve", "--port", "0"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as server:
+        address = server.stdout.readline().split()[0]
+        assert httpx.get(f"{address}/health").json()["status"] == "ok"
+        answer = httpx.post(f"{address}/attention", json={"text": "the old keys"}, timeout=60)
+        assert json.loads(answer.text)["page"]["runs"][0]["tokens"]["text"]["labels"][-1] == "</s>"
+        server.send_signal(signal.SIGTERM)
+        _, error = server.communicate(timeout=30)
+    assert error == ""
+    assert server.returncode in (0, -signal.SIGTERM)
