@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from diffwindow.cli import main
-from diffwindow.data.corpora import agreement_recipe
+from diffwindow.data.corpora import recipe_of
 from diffwindow.data.prepare import prepare
 from diffwindow.data.store import Store
 from model_folders import save_model
@@ -20,7 +20,7 @@ from model_folders import save_model
 def folders(tmp_path_factory):
     """Make a run of agreement with two checkpoints, a plain model of it, a translator, and the corpus."""
     root = tmp_path_factory.mktemp("view")
-    prepare(agreement_recipe(1, rows=30), root / "store")
+    prepare(recipe_of("agreement", rows=30, seed=1), root / "store")
     tokenizer = Store.open(root / "store").tokenizer
     save_model(root / "run" / "model", "classifier", tokenizer=tokenizer)
     for update in (10, 200):

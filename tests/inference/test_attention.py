@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from diffwindow.data.corpora import agreement_recipe
+from diffwindow.data.corpora import recipe_of
 from diffwindow.data.prepare import prepare
 from diffwindow.data.store import Store
 from diffwindow.data.tokenizer import EOS, Tokenizer
@@ -102,7 +102,7 @@ def test_another_model_reads_the_same_ids_or_encodes_the_text_itself(models, tmp
 
 
 def test_rows_of_a_corpus_have_gold_spans(tmp_path):
-    prepare(agreement_recipe(1, rows=20), tmp_path / "store")
+    prepare(recipe_of("agreement", rows=20, seed=1), tmp_path / "store")
     store = Store.open(tmp_path / "store")
     trained = Trained.load(save_model(tmp_path / "model", "classifier", tokenizer=store.tokenizer))
     example = row_example(trained, store, "train", 3)
