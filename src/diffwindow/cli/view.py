@@ -141,11 +141,11 @@ def _example(
 
 def _checkpoints(run: Path) -> dict[str, Path]:
     """Return the folders of a run's checkpoints by name, oldest first and evenly spaced."""
-    from diffwindow.training.checkpoints import Shelf
+    from diffwindow.training.checkpoints import Checkpoints
     from diffwindow.view.payload import spread
 
-    shelf = Shelf(run / "checkpoints")
-    folders = {f"update {update:,}": shelf.path(update) for update in shelf.updates()}
+    kept = Checkpoints(run / "checkpoints")
+    folders = {f"update {update:,}": kept.path(update) for update in kept.updates()}
     if not folders:
         raise ValueError(f"{run} has no checkpoints; keep some with train.keep_last=100")
     return {name: folders[name] for name in spread(list(folders), MOST_CHECKPOINTS)}
