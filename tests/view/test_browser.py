@@ -5,9 +5,9 @@ import struct
 import numpy as np
 import pytest
 import torch
-from browser import axe_script, expect, launched, opened
 from traces import random_layer, small_trace
 
+from browser import axe_script, expect, launched, opened
 from diffwindow.functional import soft_window
 from diffwindow.view.trace import AttentionTrace
 
