@@ -5,7 +5,7 @@ import torch
 from tiny import model_of, open_windows, outputs_of, plan_of, tokens
 from torch.testing import assert_close
 
-from diffwindow.hf import add_windows, freeze_base
+from diffwindow.hf import add_windows, freeze_base, windows_of
 from diffwindow.models.added_window import AddedWindow
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -65,6 +65,8 @@ def test_peft_trains_and_saves_windows_beside_lora(tmp_path):
         outputs_of("llama", model).square().mean().backward()
         optimizer.step()
     model.eval()
+    # the two that are trained, not PEFT's copies of how they began
+    assert [row.width is not None for row in windows_of(model).rows] == [True, True]
     model.save_pretrained(tmp_path)
     fresh = add_windows(model_of("llama"), "Dec(AW)@all")
     loaded = peft.PeftModel.from_pretrained(fresh, tmp_path).eval()
@@ -125,3 +127,10 @@ def test_meta_parameters_can_be_reset():
     window.to_empty(device="cpu").reset_parameters()
     assert window.local.query.abs().max() == 0
     assert 0 < window.left.query.abs().max() < 1
+
+
+def test_offloaded_weights_are_refused():
+    model = model_of("bert")
+    model.bert.encoder.layer[0].attention.to("meta")
+    with pytest.raises(ValueError, match="are offloaded; load the model without offloading"):
+        add_windows(model, "Enc(AW)")

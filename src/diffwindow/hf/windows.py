@@ -130,9 +130,14 @@ def windows_of(model: nn.Module) -> WindowTable:
     """
     rows = [
         WindowRow(
-            name, str(window.attention), sum(p.numel() for p in window.parameters()), window.mean_width()
+            name.removesuffix(f".{CHILD}"),
+            str(window.attention),
+            sum(p.numel() for p in window.parameters()),
+            window.mean_width(),
         )
-        for name, _, window in _windows(model)
+        for name, window in model.named_modules()
+        # PEFT keeps a copy of what it trains
+        if isinstance(window, AddedWindow) and "original_module" not in name
     ]
     for name, module in model.named_modules():
         if isinstance(module, WindowAttention):
@@ -182,4 +187,9 @@ def _like(window: AddedWindow, module: nn.Module, model: PreTrainedModel) -> Add
     """Put a window on the device of its attention module, in its type and mode."""
     weights = [p for p in module.parameters() if p.is_floating_point()]
     like: Any = weights[0] if weights else cast(Any, model)
+    if like.device.type == "meta" and any(p.device.type != "meta" for p in model.parameters()):
+        raise ValueError(
+            f"the weights of a {type(module).__name__} are offloaded; load the model without offloading "
+            "to add windows"
+        )
     return window.to(device=like.device, dtype=like.dtype).train(module.training)

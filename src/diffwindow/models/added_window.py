@@ -1,6 +1,7 @@
 """AddedWindow: a window beside the attention of a foreign model, on its projected queries and keys."""
 
 import math
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -121,20 +122,22 @@ class AddedWindow(nn.Module):
             segment_origin = first_true(attn_mask.flatten(1, -2).any(1).expand(q.shape[0], -1))
         if not torch.compiler.is_compiling():
             self.sample = _sample(q, k, attn_mask, segment_origin, scale, is_causal=is_causal)
-        boundaries = ops.Boundaries(self.left(q), k, self.right(q), k)
-        if self.local is not None:
-            return ops.additive_window_attention(
-                q, k, v, self.local(q), k, boundaries,
-                attn_mask=attn_mask, attn_bias=attn_bias, is_causal=is_causal,
-                segment_size=self.attention.segment_size, segment_origin=segment_origin,
-                expectation=self.attention.expectation, scale=scale, dropout_p=dropout_p,
-            )  # fmt: skip
-        windowed = ops.multiplicative_window_attention(
-            q, k, v, boundaries,
-            attn_mask=attn_mask, attn_bias=attn_bias, is_causal=is_causal,
-            segment_size=self.attention.segment_size, segment_origin=segment_origin,
-            expectation=self.attention.expectation, scale=scale, dropout_p=dropout_p,
-        )  # fmt: skip
+        operation = (
+            partial(ops.multiplicative_window_attention, q, k, v)
+            if self.local is None
+            else partial(ops.additive_window_attention, q, k, v, self.local(q), k)
+        )
+        windowed = operation(
+            ops.Boundaries(self.left(q), k, self.right(q), k),
+            attn_mask=attn_mask,
+            attn_bias=attn_bias,
+            is_causal=is_causal,
+            segment_size=self.attention.segment_size,
+            segment_origin=segment_origin,
+            expectation=self.attention.expectation,
+            scale=scale,
+            dropout_p=dropout_p,
+        )
         if self.gate is None:
             return windowed
         mask = _joined_mask(q, k, attn_mask, attn_bias, is_causal=is_causal)
