@@ -5,8 +5,9 @@
 
 The Llama is pretrained on WikiText-2 and fine-tuned on sentences of the 1B-word benchmark (perplexity per
 token); the Bert is pretrained on reviews of IMDB and fine-tuned on SST-2 (accuracy). Every fine-tuning run
-starts from the same weights, takes the same steps and sees the same batches for the same seed. Results go to
-RUN/results.json; a run that was cut short goes on where it stopped.
+starts from the same weights, takes the same steps and sees the same batches for the same seed. Windows start
+closed and learn at ten times the rate of the rest. Results go to RUN/results.json; a run that was cut short
+goes on where it stopped.
 """
 
 import argparse
@@ -28,6 +29,7 @@ from transformers import (
 )
 
 from diffwindow.hf import add_windows, windows_of
+from diffwindow.models.added_window import AddedWindow
 
 VOCABULARY, PAD, MASK, START = 4096, 0, 1, 2
 SIZES = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4, "num_attention_heads": 4}
@@ -81,8 +83,14 @@ def batches(size, steps, seed):
 
 def train(model, loss, size, *, steps, rate, seed, name):
     torch.manual_seed(seed)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=steps, pct_start=0.1)
+    named = dict(model.named_parameters())
+    windows = [p for key, p in named.items() if "added_window" in key]
+    base = [p for key, p in named.items() if "added_window" not in key]
+    groups = [{"params": base, "lr": rate}, {"params": windows, "lr": 10 * rate}]
+    optimizer = torch.optim.AdamW(groups, weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, [group["lr"] for group in groups], total_steps=steps, pct_start=0.1
+    )
     model.train()
     began = time.perf_counter()
     for step, rows in enumerate(batches(size, steps, seed)):
@@ -176,6 +184,16 @@ class Bert:
         return right / len(self.gold)
 
 
+def opened(model):
+    """Return how far each window has opened: the mean |g| of its gates, or |A| of its local score."""
+    sizes = [
+        (window.gate if window.local is None else window.local.query).abs().mean().item()
+        for window in model.modules()
+        if isinstance(window, AddedWindow)
+    ]
+    return [round(size, 4) for size in sizes]
+
+
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -215,7 +233,7 @@ def main():
             row = {
                 "style": options.style, "attention": attention, "seed": seed, "measure": task.measure,
                 "before": before, "with_windows_at_start": at_start, "after": task.score(model),
-                "widths": [window.width for window in windows_of(model).rows],
+                "opened": opened(model), "widths": [window.width for window in windows_of(model).rows],
                 "parameters": sum(p.numel() for p in model.parameters()),
             }  # fmt: skip
             print(json.dumps(row), flush=True)

@@ -51,6 +51,7 @@ def test_damage_is_found(saved):
     for change, message in (
         ({"format": 2}, "has format 2, and this version reads 1"),
         ({"base": {}}, "is damaged: it lacks 'fingerprint'"),
+        ({"plan": 5}, "is damaged: its plan is 5"),
     ):
         (folder / "windows.json").write_text(json.dumps(description | change))
         with pytest.raises(ModelFileError, match=message):
@@ -77,6 +78,7 @@ def test_a_checkpoint_of_transformers(tmp_path, max_shard_size):
     model.save_pretrained(tmp_path, max_shard_size=max_shard_size)
     plain = type(model).from_pretrained(tmp_path)
     assert not any(isinstance(module, AddedWindow) for module in plain.modules())
+    assert "was saved with Dec(MW,Gate)@all; load_windows puts them back" in str(windows_of(plain))
     loaded = load_windows(plain, tmp_path)
     assert_close(loaded(**inputs_of("llama")).logits, model(**inputs_of("llama")).logits)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from safetensors.torch import load_file
+from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -123,6 +123,8 @@ def _read(path: Path, model: PreTrainedModel, *, check_base: bool) -> tuple[str,
         checksum = description["sha256"]
     except (KeyError, TypeError) as error:
         raise ModelFileError(f"{path / DESCRIPTION} is damaged: it lacks {error}") from None
+    if not isinstance(plan, str):
+        raise ModelFileError(f"{path / DESCRIPTION} is damaged: its plan is {plan!r}")
     weights = path / WEIGHTS
     if not weights.is_file() or sha256_of(weights) != checksum:
         raise ModelFileError(f"{weights} is missing or damaged; save the windows again")
@@ -138,13 +140,14 @@ def _read_checkpoint(path: Path) -> tuple[str, Any, dict[str, Tensor]]:
     """Read the windows of a checkpoint that transformers wrote, in one file or several."""
     config = read_json(path / "config.json") if (path / "config.json").is_file() else {}
     record = config.get(RECORD)
-    if not isinstance(record, dict) or not {"plan", "init"} <= record.keys():
+    if not isinstance(record, dict) or not isinstance(record.get("plan"), str) or "init" not in record:
         raise ModelFileError(
             f"{path} holds no windows: it has no {DESCRIPTION}, and no config.json with {RECORD!r}"
         )
     tensors: dict[str, Tensor] = {}
-    for file in sorted(path.glob("model*.safetensors")):
-        tensors |= {name: x for name, x in load_file(file).items() if f".{CHILD}." in name}
+    for path_of_shard in sorted(path.glob("model*.safetensors")):
+        with safe_open(path_of_shard, framework="pt") as shard:
+            tensors |= {name: shard.get_tensor(name) for name in shard.keys() if f".{CHILD}." in name}  # noqa: SIM118
     return record["plan"], record["init"], tensors
 
 

@@ -102,9 +102,10 @@ class WindowRow:
 
 @dataclass(frozen=True)
 class WindowTable:
-    """The windows of a model; print it."""
+    """The windows of a model; print it. `lost` is the plan of windows that were not loaded with the model."""
 
     rows: tuple[WindowRow, ...]
+    lost: str | None = None
 
     @property
     def parameters(self) -> int:
@@ -112,6 +113,8 @@ class WindowTable:
         return sum(row.parameters for row in self.rows)
 
     def __str__(self) -> str:
+        if self.lost is not None:
+            return f"no windows, but the model was saved with {self.lost}; load_windows puts them back"
         if not self.rows:
             return "no windows"
         cells = [("attention module", "window", "parameters", "mean width")]
@@ -144,7 +147,8 @@ def windows_of(model: nn.Module) -> WindowTable:
             size = sum(p.numel() for p in module.parameters())
             plain = 4 * module.embed_dim * (module.embed_dim + (module.in_proj.bias is not None))
             rows.append(WindowRow(name, module.window, size - plain, None))
-    return WindowTable(tuple(rows))
+    record = getattr(getattr(model, "config", None), RECORD, None)
+    return WindowTable(tuple(rows), None if rows or record is None else record["plan"])
 
 
 def _windows(model: nn.Module) -> Iterator[tuple[str, nn.Module, AddedWindow]]:

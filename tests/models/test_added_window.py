@@ -1,0 +1,90 @@
+"""AddedWindow: the paper's equations on another model's queries and keys."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.testing import assert_close
+
+from diffwindow import functional
+from diffwindow.models.added_window import AddedWindow
+from diffwindow.notation import Attention
+
+SCALE = 0.3
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+def opened(attention):
+    window = AddedWindow(attention, num_heads=4, head_dim=6)
+    with torch.no_grad():
+        for parameter in window.parameters():
+            parameter.copy_(torch.randn_like(parameter) * 0.5)
+    return window.double()
+
+
+def heads(queries=5, keys=7):
+    """Queries of four heads, keys and values of two, which serve two heads each."""
+    return (torch.randn(3, h, n, 6).double() for h, n in ((4, queries), (2, keys), (2, keys)))
+
+
+@pytest.mark.parametrize(("kind", "gate"), [("AW", False), ("MW", False), ("MW", True)])
+@pytest.mark.parametrize("segment_size", [1, 2])
+def test_outputs_are_those_of_the_equations(kind, gate, segment_size):
+    """A head at a time, with padding on the left, a bias, and keys that are not projected again."""
+    window = opened(Attention(kind, segment_size=segment_size, boundary_dim=2, gate=gate))
+    q, k, v = heads()
+    bias = torch.randn(1, 4, 5, 7).double()
+    mask = torch.ones(3, 1, 1, 7, dtype=torch.bool)
+    mask[1, ..., :3] = False
+    found = window(q, k, v, attn_mask=mask, attn_bias=bias, scale=SCALE)
+    for head in range(4):
+        x, y, z, visible = q[:, head], k[:, head // 2], v[:, head // 2], mask[:, 0]
+
+        def score(pair, x=x, y=y, head=head):
+            return SCALE * (x @ pair.query[head]) @ (y @ pair.key[head]).mT
+
+        phi_left, phi_right = (
+            score(pair).masked_fill(~visible, -torch.inf).softmax(-1) for pair in (window.left, window.right)
+        )
+        m = functional.soft_window(
+            phi_left, phi_right, segment_size=segment_size, segment_origin=torch.tensor([0, 3, 0])
+        )
+        scores = SCALE * x @ y.mT + bias[:, head]
+        if kind == "AW":
+            scores = scores + score(window.local) * m
+        weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
+        if kind == "MW":
+            weights = weights * (1 + window.gate[head] * (m - 1) if gate else m)
+        assert_close(found[:, head], weights @ z)
+
+
+@pytest.mark.parametrize("attention", [Attention("AW"), Attention("MW", gate=True)])
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_it_starts_as_plain_attention(attention, is_causal):
+    window = AddedWindow(attention, num_heads=4, head_dim=6)
+    q, k, v = (x.float() for x in heads(7))
+    plain = F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, scale=SCALE, enable_gqa=True)
+    assert_close(window(q, k, v, is_causal=is_causal, scale=SCALE), plain, rtol=0, atol=1e-6)
+
+
+def test_cached_keys_change_nothing():
+    """The last query of a causal sequence is what a decoder's step computes from the cached keys."""
+    window = opened(Attention("AW"))
+    q, k, v = heads(7)
+    step = window(q[:, :, -1:], k, v)
+    assert_close(step, window(q, k, v, is_causal=True)[:, :, -1:])
+
+
+def test_gradients_reach_every_parameter():
+    for attention in (Attention("AW"), Attention("MW", gate=True), Attention("MW")):
+        window = opened(attention)
+        window(*heads()).square().sum().backward()
+        assert all(parameter.grad.abs().max() > 0 for parameter in window.parameters())
+
+
+def test_boundaries_are_not_wider_than_heads():
+    with pytest.raises(ValueError, match="AW,Dim=9 has wider boundaries than the heads, which are 4 wide"):
+        AddedWindow(Attention("AW", boundary_dim=9), num_heads=2, head_dim=4)
