@@ -29,8 +29,8 @@ from diffwindow.data.lines import Audit
 from diffwindow.data.prepare import prepare
 from diffwindow.data.recipe import Recipe, Vocabulary
 from diffwindow.data.store import Store
-from diffwindow.data.tokenizer import EOS
 from diffwindow.data.vocabulary import train_vocabulary
+from diffwindow.special_tokens import EOS
 
 
 def seconds(run: Callable[[], Any]) -> tuple[float, Any]:

@@ -258,7 +258,7 @@ def test_values_and_boundaries_may_have_another_width():
 BAD = [
     ({"segment_size": 0}, ValueError, "segment_size=0 is below 1"),
     ({"segment_size": 2.0}, TypeError, "segment_size=2.0 is not an integer"),
-    ({"expectation": "exat"}, ValueError, 'did you mean "exact"'),
+    ({"expectation": "exat"}, ValueError, "did you mean 'exact'"),
     ({"impl": "cuda"}, ValueError, "impl='cuda' is not one of"),
     ({"impl": "triton"}, ValueError, 'impl="triton" is not available'),
     ({"dropout_p": 1.5}, ValueError, "dropout_p=1.5 is not a probability"),

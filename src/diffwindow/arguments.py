@@ -1,12 +1,13 @@
 """The arguments of window attention as values, and the checks that name a wrong one."""
 
-import difflib
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+from diffwindow.spelling import nearest
 
 Expectation = Literal["paper", "exact"]
 EXPECTATIONS: tuple[str, ...] = get_args(Expectation)
@@ -90,8 +91,8 @@ def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
     """Raise a ValueError that names the nearest choice unless `value` is one of `choices`."""
     if value in choices:
         return
-    near = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.5)
-    hint = f'; did you mean "{near[0]}"?' if near else ""
+    near = nearest(str(value), choices)
+    hint = "" if near is None else f"; did you mean {near!r}?"
     raise ValueError(f"{name}={value!r} is not one of {', '.join(map(repr, choices))}{hint}")
 
 

@@ -12,7 +12,6 @@
 A term is `Role(Kind[=number][,Option[=number]…])[@layers]`; a role or layer that no term names is global.
 """
 
-import difflib
 import re
 import warnings
 from collections.abc import Iterable
@@ -21,6 +20,7 @@ from typing import Literal, NoReturn
 
 from diffwindow.attention.kinds import GLOBAL, KINDS, OPTIONS, RELATIVE_SIZE, SEGMENT_SIZE, Attention
 from diffwindow.attention.stacked_attention import ROLES, Role
+from diffwindow.spelling import did_you_mean
 
 __all__ = [
     "GLOBAL",
@@ -156,10 +156,8 @@ class _Scanner:
         word = self.take(r"\w+") or ""
         if word in known:
             return word
-        near = difflib.get_close_matches(word.lower(), [name.lower() for name in known], n=1, cutoff=0.5)
-        hint = [f'did you mean "{name}"?' for name in known if [name.lower()] == near]
-        hint = hint or [f"it is one of {', '.join(known)}"]
-        self.fail(f'"{word}" is not {what}; {hint[0]}' if word else f"expected {what}; {hint[0]}", at=start)
+        said = f"{word!r} is not {what}" if word else f"expected {what}"
+        self.fail(f"{said}; {did_you_mean(word, known)}", at=start)
 
     def fail(self, reason: str, at: int | None = None) -> NoReturn:
         raise NotationError(reason, self.text, self.position() if at is None else at)

@@ -494,8 +494,8 @@ def test_in_torchs_decoder(window):
     [
         ({"embed_dim": 9}, ValueError, "embed_dim=9 is not divisible by num_heads=2"),
         ({"num_heads": 0}, ValueError, "num_heads=0"),
-        ({"window": "aditive"}, ValueError, 'did you mean "additive"?'),
-        ({"expectation": "papper"}, ValueError, 'did you mean "paper"?'),
+        ({"window": "aditive"}, ValueError, "did you mean 'additive'?"),
+        ({"expectation": "papper"}, ValueError, "did you mean 'paper'?"),
         ({"segment_size": 0}, ValueError, "segment_size=0 is below 1"),
         ({"boundary_dim": 0}, ValueError, "boundary_dim=0 is not a width from 1 to that of a head, 4"),
         ({"boundary_dim": 5}, ValueError, "boundary_dim=5 is not a width from 1 to that of a head, 4"),

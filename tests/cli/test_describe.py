@@ -39,10 +39,10 @@ def test_describe_as_json(run):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["wmt14-en-du"], 'did you mean "wmt14-en-de"'),
+        (["wmt14-en-du"], "did you mean 'wmt14-en-de'"),
         (["sst2", "--attention", "Dec(AW)"], "it has Enc"),
         (["wmt14-en-de", "--attention", "Dec(Loc)"], "for Enc and not for Dec"),
-        (["wmt14-en-de", "--attention", "Enc(AX)"], 'did you mean "AW"'),
+        (["wmt14-en-de", "--attention", "Enc(AX)"], "did you mean 'AW'"),
     ],
 )
 def test_mistakes_are_told_without_a_traceback(run, arguments, sentence):

@@ -14,8 +14,8 @@ from diffwindow.data.corpora import plain_text
 from diffwindow.data.prepare import prepare
 from diffwindow.data.recipe import Recipe, Vocabulary
 from diffwindow.data.synthetic import reorder
-from diffwindow.data.tokenizer import BOS, EOS
 from diffwindow.decoding import generate as generating
+from diffwindow.special_tokens import BOS, EOS
 from diffwindow.tasks.trained_model import Trained
 from diffwindow.training.overrides import resolve
 from diffwindow.training.train import train

@@ -11,8 +11,9 @@ from diffwindow.data import integrity
 from diffwindow.data.batching import BlockBatches, TokenBatches, collate, collate_blocks, shift_right
 from diffwindow.data.store import Sequences, Store
 from diffwindow.data.synthetic import agreement
-from diffwindow.data.tokenizer import EOS, Tokenizer
+from diffwindow.data.tokenizer import Tokenizer
 from diffwindow.files import sha256_of
+from diffwindow.special_tokens import EOS
 
 
 @pytest.fixture

@@ -3,7 +3,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diffwindow.data.encoding import Encoder
-from diffwindow.data.tokenizer import EOS, SPECIAL, UNK, Tokenizer, token_dtype
+from diffwindow.data.tokenizer import Tokenizer, token_dtype
+from diffwindow.special_tokens import EOS, SPECIAL_TOKENS, UNK
 
 LINES = [
     "the keys to the cabinet are here .",
@@ -24,7 +25,7 @@ def words():
 
 def test_special_ids_come_first(bpe, words):
     for tokenizer in (bpe, words):
-        assert tokenizer.tokens([0, 1, 2, 3]) == list(SPECIAL)
+        assert tokenizer.tokens([0, 1, 2, 3]) == list(SPECIAL_TOKENS)
 
 
 def test_training_is_deterministic():

@@ -3,11 +3,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diffwindow.data.tokenizer import EOS, Tokenizer
+from diffwindow.data.tokenizer import Tokenizer
 from diffwindow.decoding import translate as translating
 from diffwindow.decoding.beam import beam_search
 from diffwindow.decoding.state import translation_start
 from diffwindow.decoding.translate import Search, cut, translate
+from diffwindow.special_tokens import EOS
 from samples.tiny_tasks import of
 
 

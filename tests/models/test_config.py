@@ -67,7 +67,7 @@ def test_the_notations_warning_comes_once():
 
 def test_a_config_file_says_which_model_it_is():
     assert isinstance(read_config({"model": "classifier", "vocab_size": 9}), ClassifierConfig)
-    with pytest.raises(ValueError, match=r"model='translater'.*did you mean \"translator\""):
+    with pytest.raises(ValueError, match=r"model='translater'.*did you mean 'translator'"):
         read_config({"model": "translater", "vocab_size": 9})
     with pytest.raises(ValueError, match=r"preset='wmt14'.*did you mean"):
         model_preset("wmt14")

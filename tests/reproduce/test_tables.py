@@ -74,7 +74,7 @@ def test_a_table_keeps_the_chosen_rows_and_columns():
 def test_mistakes_name_what_there_is():
     with pytest.raises(ValueError, match="there is no row 'Enc'; there are Global"):
         table_of("table5").chosen([], ["Enc"])
-    with pytest.raises(ValueError, match='did you mean "table5"'):
+    with pytest.raises(ValueError, match="did you mean 'table5'"):
         table_of("tabel5")
     with pytest.raises(ValueError, match="has no paper scale"):
         scale_of("paper").experiment(Column("agreement", "generated agreement", "accuracy"))

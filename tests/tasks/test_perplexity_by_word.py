@@ -10,8 +10,8 @@ from torch import nn
 from diffwindow.data.corpora import plain_text
 from diffwindow.data.prepare import prepare
 from diffwindow.data.recipe import Recipe, Vocabulary
-from diffwindow.data.tokenizer import EOS
 from diffwindow.models.language_model import LanguageModelConfig
+from diffwindow.special_tokens import EOS
 from diffwindow.tasks.language_modeling import LanguageModeling
 
 WORDS = ("aa", "ab", "ba", "bb")

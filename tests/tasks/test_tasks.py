@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from diffwindow.data.tokenizer import BOS, EOS, PAD, Tokenizer
+from diffwindow.data.tokenizer import Tokenizer
+from diffwindow.special_tokens import BOS, EOS, PAD
 from diffwindow.tasks.registry import model_config, task_of
 from diffwindow.tasks.task import sweep
 from samples.tiny_tasks import of

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffwindow.data.store import Split
-from diffwindow.data.tokenizer import BOS, PAD
+from diffwindow.special_tokens import BOS, PAD
 
 if TYPE_CHECKING:
     import torch

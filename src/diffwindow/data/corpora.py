@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from diffwindow.data import readers
 from diffwindow.data.lines import CorpusError, NoFolderError, Row
 from diffwindow.data.recipe import Corpus, Files, Hub, Recipe, Settings, Source, Vocabulary, source_of
 from diffwindow.data.synthetic import Part, agreement, reorder
+from diffwindow.spelling import did_you_mean
 
 GENERATED_ROWS = 20_000
 
@@ -429,9 +429,7 @@ def corpus_of(name: str) -> Corpus:
     """Return the entry of a corpus; raise with the nearest name if there is none."""
     if name in CORPORA:
         return CORPORA[name]
-    near = get_close_matches(name, CORPORA, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(CORPORA)}"
-    raise CorpusError(f"no corpus is called {name!r}; {hint}")
+    raise CorpusError(f"no corpus is called {name!r}; {did_you_mean(name, CORPORA)}")
 
 
 def recipe_of(name: str, root: Path | None = None, *, rows: int | None = None, seed: int = 0) -> Recipe:

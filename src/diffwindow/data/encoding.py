@@ -22,9 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffwindow.data.lines import Row
-from diffwindow.data.tokenizer import EOS, Tokenizer, pretokenizers, token_dtype
+from diffwindow.data.tokenizer import Tokenizer, pretokenizers, token_dtype
 from diffwindow.data.writer import Chunk
 from diffwindow.processes import end_with_parent
+from diffwindow.special_tokens import EOS
 
 CACHED_WORDS = 200_000
 # a single space between words; around any other white space, words stay in one piece

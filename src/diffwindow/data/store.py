@@ -20,8 +20,9 @@ from diffwindow.data.integrity import (
     labels_of,
     read_manifest,
 )
-from diffwindow.data.tokenizer import PAD, Tokenizer, token_dtype
+from diffwindow.data.tokenizer import Tokenizer, token_dtype
 from diffwindow.files import sha256_of
+from diffwindow.special_tokens import PAD
 
 __all__ = ["FORMAT", "OFFSET_DTYPE", "TASKS", "VALUE_DTYPE", "Sequences", "Split", "Store"]
 

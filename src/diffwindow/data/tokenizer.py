@@ -16,10 +16,9 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from diffwindow.extras import require
 from diffwindow.files import write_atomically
+from diffwindow.special_tokens import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
 
-PAD, BOS, EOS, UNK = 0, 1, 2, 3
 CONTROL = (PAD, BOS, EOS)
-SPECIAL = ("<pad>", "<s>", "</s>", "<unk>")
 Kind = Literal["bpe", "words"]
 Ids = Sequence[int] | NDArray[Any]
 _KINDS: dict[str, Kind] = {"ByteLevel": "bpe", "WhitespaceSplit": "words"}
@@ -45,14 +44,14 @@ class Tokenizer:
     def train_bpe(cls, lines: Iterable[str], vocab_size: int) -> Tokenizer:
         """Learn a byte-level BPE of exactly `vocab_size` ids, or fewer when the text has no more pairs."""
         alphabet = pre_tokenizers.ByteLevel.alphabet()
-        if vocab_size < len(SPECIAL) + len(alphabet):
+        if vocab_size < len(SPECIAL_TOKENS) + len(alphabet):
             raise ValueError(f"vocab_size={vocab_size} is too small: bytes and special tokens alone need 260")
         backend = tokenizers.Tokenizer(models.BPE())
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         backend.decoder = decoders.ByteLevel()
         trainer = trainers.BpeTrainer(
             vocab_size=vocab_size,
-            special_tokens=list(SPECIAL),
+            special_tokens=list(SPECIAL_TOKENS),
             initial_alphabet=sorted(alphabet),
             show_progress=False,
         )
@@ -65,14 +64,16 @@ class Tokenizer:
         counts: Counter[str] = Counter()
         for line in lines:
             counts.update(line.split())
-        for name in SPECIAL:
+        for name in SPECIAL_TOKENS:
             counts.pop(name, None)
         by_frequency = sorted(counts, key=lambda word: (-counts[word], word))
-        kept = by_frequency if vocab_size is None else by_frequency[: max(0, vocab_size - len(SPECIAL))]
-        vocabulary = {word: index for index, word in enumerate([*SPECIAL, *kept])}
-        backend = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=SPECIAL[UNK]))
+        kept = (
+            by_frequency if vocab_size is None else by_frequency[: max(0, vocab_size - len(SPECIAL_TOKENS))]
+        )
+        vocabulary = {word: index for index, word in enumerate([*SPECIAL_TOKENS, *kept])}
+        backend = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=SPECIAL_TOKENS[UNK]))
         backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-        backend.add_special_tokens(list(SPECIAL))
+        backend.add_special_tokens(list(SPECIAL_TOKENS))
         return cls(backend, "words")
 
     @classmethod
@@ -88,8 +89,8 @@ class Tokenizer:
             raise OSError(f"cannot read the tokenizer {path}: {error.strerror}") from error
         except Exception as error:  # the library raises bare Exception on a damaged file
             raise ValueError(f"{path} is not a tokenizer file: {error}") from error
-        found = tuple(backend.id_to_token(index) for index in range(len(SPECIAL)))
-        if scheme not in _KINDS or found != SPECIAL:
+        found = tuple(backend.id_to_token(index) for index in range(len(SPECIAL_TOKENS)))
+        if scheme not in _KINDS or found != SPECIAL_TOKENS:
             raise ValueError(
                 f"{path} was not made by diffwindow: it splits by {scheme} and its first ids are {found}"
             )

@@ -4,12 +4,13 @@ from dataclasses import dataclass
 
 import torch
 
-from diffwindow.data.tokenizer import BOS, EOS, Tokenizer, moses_detokenizer, moses_tokenizer
+from diffwindow.data.tokenizer import Tokenizer, moses_detokenizer, moses_tokenizer
 from diffwindow.decoding.beam import greedy_search
 from diffwindow.decoding.sampling import sample
 from diffwindow.decoding.state import continuation_start
 from diffwindow.models.eval_mode import evaluating
 from diffwindow.models.language_model import LanguageModel
+from diffwindow.special_tokens import BOS, EOS
 
 # all samples are drawn together, and memory grows with their length
 MAX_SAMPLES, MAX_TOKENS = 10_000, 100_000

@@ -12,11 +12,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from diffwindow.decoding.state import BOS, Start
+from diffwindow.decoding.state import Start
 from diffwindow.functional import at_least_fp32
-from diffwindow.layers.embedding import PAD
-
-EOS = 2
+from diffwindow.special_tokens import BOS, EOS, PAD
 
 
 @runtime_checkable

@@ -7,11 +7,9 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from diffwindow.layers.embedding import PAD
 from diffwindow.models.language_model import LanguageModel
 from diffwindow.models.translator import Translator
-
-BOS = 1
+from diffwindow.special_tokens import BOS, PAD
 
 
 @runtime_checkable

@@ -7,13 +7,14 @@ import numpy as np
 import torch
 
 from diffwindow.data.batching import TokenBatches
-from diffwindow.data.tokenizer import EOS, PAD, Tokenizer, moses_detokenizer, moses_tokenizer
+from diffwindow.data.tokenizer import Tokenizer, moses_detokenizer, moses_tokenizer
 from diffwindow.decoding.beam import beam_search
 from diffwindow.decoding.search import Hypothesis, normalized
 from diffwindow.decoding.state import translation_start
 from diffwindow.models.eval_mode import evaluating
 from diffwindow.models.translator import Translator
 from diffwindow.sharing import each, sharers
+from diffwindow.special_tokens import EOS, PAD
 
 # (sentences done, sentences in all)
 Progress = Callable[[int, int], None]

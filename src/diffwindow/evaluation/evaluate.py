@@ -7,7 +7,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from diffwindow.data.tokenizer import EOS, UNK, moses_detokenizer
+from diffwindow.data.tokenizer import moses_detokenizer
 from diffwindow.decoding.translate import Progress, Search, no_progress, translate
 from diffwindow.evaluation.windows import as_rows, has_gold_windows, window_fits
 from diffwindow.metrics.accuracy import accuracy, accuracy_by, mcnemar
@@ -16,6 +16,7 @@ from diffwindow.metrics.outcomes import Terms, accuracy_terms
 from diffwindow.metrics.perplexity import word_perplexity
 from diffwindow.models.classifier import Classifier
 from diffwindow.models.translator import Translator
+from diffwindow.special_tokens import EOS, UNK
 from diffwindow.tasks.classification import Classification
 from diffwindow.tasks.language_modeling import LanguageModeling
 from diffwindow.tasks.registry import AnyTask

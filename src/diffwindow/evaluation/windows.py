@@ -8,12 +8,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from diffwindow.attention.stacked_attention import Maps
-from diffwindow.data.tokenizer import PAD
 from diffwindow.figures.attention_maps import Panel
 from diffwindow.metrics.window_overlap import gold_windows, inside, soft_overlap
 from diffwindow.models.classifier import Classifier
 from diffwindow.models.eval_mode import evaluating
 from diffwindow.ops import WindowMaps
+from diffwindow.special_tokens import PAD
 from diffwindow.tasks.classification import Classification, ClassificationBatch
 from diffwindow.tasks.task import sweep
 

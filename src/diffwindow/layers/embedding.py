@@ -9,8 +9,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from diffwindow.attention.positions import sinusoids
+from diffwindow.special_tokens import PAD
 
-PAD = 0
 # rotary positions are the attention's: tokens are embedded without any
 Positions = Literal["sinusoidal", "rotary", "none"]
 

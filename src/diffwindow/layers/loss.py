@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from diffwindow.layers.embedding import PAD
+from diffwindow.special_tokens import PAD
 
 
 class TokenLoss(NamedTuple):

@@ -8,13 +8,14 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from diffwindow.attention.visibility import Visibility, padded_visibility
-from diffwindow.layers.embedding import PAD, TokenEmbedding
+from diffwindow.layers.embedding import TokenEmbedding
 from diffwindow.layers.transformer import AttentionBlock
 from diffwindow.models.attention_maps import AttentionMaps, recorded
 from diffwindow.models.config import Depth, ModelConfig, Size
 from diffwindow.models.pretrained import PretrainedModel
 from diffwindow.models.stack import TransformerStack
 from diffwindow.notation import Role
+from diffwindow.special_tokens import PAD
 
 
 class ClassifierConfig(ModelConfig):

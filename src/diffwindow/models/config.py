@@ -1,6 +1,5 @@
 """ModelConfig: what all models' settings share; each model keeps its own beside it."""
 
-import difflib
 import warnings
 from typing import Annotated, Any, TypeVar
 
@@ -10,6 +9,7 @@ from diffwindow.attention.stacked_attention import Init, Rotary, check_heads
 from diffwindow.layers.embedding import Positions
 from diffwindow.layers.transformer import LayerOptions, Norm
 from diffwindow.notation import Plan, Role, parse
+from diffwindow.spelling import did_you_mean
 
 # no model is larger; a config that says so is damaged, and would take hours or all memory to build
 Size = Annotated[int, Field(ge=1, le=1 << 24)]
@@ -85,9 +85,7 @@ class ModelConfig(BaseModel):
     def _known_fields(cls, fields: Any) -> Any:
         for name in fields if isinstance(fields, dict) else ():
             if name not in cls.model_fields:
-                near = difflib.get_close_matches(name, cls.model_fields, n=1, cutoff=0.5)
-                hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(cls.model_fields)}"
-                raise ValueError(f"there is no field {name!r}; {hint}")
+                raise ValueError(f"there is no field {name!r}; {did_you_mean(name, cls.model_fields)}")
         return fields
 
     @field_validator("attention")

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from diffwindow.attention.key_cache import KeyCache
 from diffwindow.attention.visibility import Visibility, padded_visibility
-from diffwindow.layers.embedding import PAD, TokenEmbedding
+from diffwindow.layers.embedding import TokenEmbedding
 from diffwindow.layers.loss import TokenLoss, token_loss
 from diffwindow.layers.transformer import AttentionBlock
 from diffwindow.models.attention_maps import AttentionMaps, recorded
@@ -17,6 +17,7 @@ from diffwindow.models.decoding_state import DecodingState
 from diffwindow.models.pretrained import PretrainedModel
 from diffwindow.models.stack import TransformerStack
 from diffwindow.notation import Role
+from diffwindow.special_tokens import PAD
 
 
 class TranslatorConfig(ModelConfig):

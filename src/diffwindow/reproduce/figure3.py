@@ -10,11 +10,11 @@ import torch
 from numpy.typing import NDArray
 
 from diffwindow.data.store import Store
-from diffwindow.data.tokenizer import BOS
 from diffwindow.decoding.translate import Search, translate
 from diffwindow.figures.attention_maps import Panel, attention_figure, save_figure
 from diffwindow.models.translator import Translator
 from diffwindow.ops import WindowMaps
+from diffwindow.special_tokens import BOS
 from diffwindow.tasks.trained_model import Trained
 
 

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from diffwindow.data.batching import collate, shift_right
 from diffwindow.data.store import Store
-from diffwindow.data.tokenizer import PAD
 from diffwindow.models.eval_mode import evaluating
 from diffwindow.models.translator import Translator, TranslatorConfig
+from diffwindow.special_tokens import PAD
 from diffwindow.tasks.model_folder import save_folder
 from diffwindow.tasks.task import Loss, TaskOptions, TensorBatch, sweep
 

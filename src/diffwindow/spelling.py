@@ -1,0 +1,26 @@
+"""Hints for names that are misspelled."""
+
+import difflib
+from collections.abc import Iterable
+
+
+def nearest(word: str, names: Iterable[str]) -> str | None:
+    """Return the name that is spelled most like a word, in any case; None if none is like it.
+
+    >>> nearest("enc", ["Enc", "Dec"]), nearest("window", ["Enc", "Dec"])
+    ('Enc', None)
+    """
+    by_lower = {name.lower(): name for name in names}
+    near = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.5)
+    return by_lower[near[0]] if near else None
+
+
+def did_you_mean(word: str, names: Iterable[str]) -> str:
+    """Return a hint that names the nearest name or, if none is near, all of them.
+
+    >>> did_you_mean("Sge", ["Seg", "Dim"]), did_you_mean("x", ["Seg", "Dim"])
+    ("did you mean 'Seg'?", 'choose from Seg, Dim')
+    """
+    names = list(names)
+    near = nearest(word, names)
+    return f"choose from {', '.join(names)}" if near is None else f"did you mean {near!r}?"
