@@ -15,8 +15,8 @@ from diffwindow.cli import main
 from diffwindow.files import locked
 from diffwindow.models.classifier import Classifier
 from diffwindow.models.language_model import LanguageModel
-from diffwindow.models.manifest import verify
 from diffwindow.models.translator import Translator
+from diffwindow.models.weights import verify
 from diffwindow.training import train as train_module
 from diffwindow.training.logs import read_records
 

@@ -8,10 +8,15 @@ from safetensors.torch import load_file, save_file
 
 from diffwindow.models.classifier import Classifier, ClassifierConfig
 from diffwindow.models.language_model import LanguageModel, LanguageModelConfig
-from diffwindow.models.manifest import CheckpointError, write_manifest
 from diffwindow.models.pretrained import average_pretrained
 from diffwindow.models.translator import Translator, TranslatorConfig
-from diffwindow.models.weights import ModelFileError, average_weights, last_checkpoints
+from diffwindow.models.weights import (
+    CheckpointError,
+    ModelFileError,
+    average_weights,
+    last_checkpoints,
+    write_manifest,
+)
 
 SMALL = {"vocab_size": 12, "embed_dim": 8, "ffn_dim": 16, "num_heads": 2}
 MODELS = {

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from diffwindow.models import manifest as manifest_module
-from diffwindow.models.manifest import CheckpointError, FormatError
-from diffwindow.models.weights import write_weights
+from diffwindow.models.weights import CheckpointError, FormatError, write_weights
 from diffwindow.training.checkpoints import Checkpoints, read_checkpoint, write_checkpoint
 from diffwindow.training.failures import TrainingError
 from diffwindow.training.logs import RunLogs

@@ -74,7 +74,7 @@ def demo(
 
 
 def _train(out: Path, attention: str, *, seed: int, updates: int, rows: int) -> Path:
-    from diffwindow.models.manifest import verify
+    from diffwindow.models.weights import verify
     from diffwindow.training.overrides import resolve
     from diffwindow.training.train import train
 

@@ -11,7 +11,7 @@ from diffwindow.data.tokenizer import Tokenizer, moses_detokenizer, moses_tokeni
 from diffwindow.decoding.beam import beam_search
 from diffwindow.decoding.search import Hypothesis, normalized
 from diffwindow.decoding.state import translation_start
-from diffwindow.models.eval_mode import evaluating
+from diffwindow.models.pretrained import evaluating
 from diffwindow.models.translator import Translator
 from diffwindow.sharing import each, sharers
 from diffwindow.special_tokens import EOS, PAD

@@ -11,7 +11,7 @@ from diffwindow.attention.stacked_attention import Maps
 from diffwindow.figures.attention_maps import Panel
 from diffwindow.metrics.window_overlap import gold_windows, inside, soft_overlap
 from diffwindow.models.classifier import Classifier
-from diffwindow.models.eval_mode import evaluating
+from diffwindow.models.pretrained import evaluating
 from diffwindow.ops import WindowMaps
 from diffwindow.special_tokens import PAD
 from diffwindow.tasks.classification import Classification, ClassificationBatch

@@ -10,10 +10,9 @@ from torch import Tensor, nn
 from diffwindow.attention.visibility import Visibility, padded_visibility
 from diffwindow.layers.embedding import TokenEmbedding
 from diffwindow.layers.transformer import AttentionBlock
-from diffwindow.models.attention_maps import AttentionMaps, recorded
 from diffwindow.models.config import Depth, ModelConfig, Size
 from diffwindow.models.pretrained import PretrainedModel
-from diffwindow.models.stack import TransformerStack
+from diffwindow.models.stack import AttentionMaps, TransformerStack, recorded
 from diffwindow.notation import Role
 from diffwindow.special_tokens import PAD
 

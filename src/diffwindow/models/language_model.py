@@ -11,11 +11,10 @@ from diffwindow.attention.visibility import padded_visibility
 from diffwindow.layers.embedding import TokenEmbedding
 from diffwindow.layers.loss import TokenLoss, token_loss
 from diffwindow.layers.transformer import AttentionBlock
-from diffwindow.models.attention_maps import AttentionMaps, recorded
 from diffwindow.models.config import Depth, ModelConfig
 from diffwindow.models.decoding_state import DecodingState
 from diffwindow.models.pretrained import PretrainedModel
-from diffwindow.models.stack import TransformerStack
+from diffwindow.models.stack import AttentionMaps, TransformerStack, recorded
 from diffwindow.notation import Role
 
 

@@ -2,7 +2,8 @@
 
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
@@ -12,12 +13,13 @@ from torch import Tensor, nn
 from diffwindow.files import flush, parse_json, replacing, write_atomically
 from diffwindow.layers.transformer import AttentionBlock
 from diffwindow.models.config import ModelConfig
-from diffwindow.models.manifest import MANIFEST, verify
 from diffwindow.models.weights import (
+    MANIFEST,
     WEIGHTS,
     ModelFileError,
     average_weights,
     read_weights,
+    verify,
     write_weights,
 )
 from diffwindow.notation import Role
@@ -76,6 +78,25 @@ class PretrainedModel(nn.Module, Generic[C]):
             with replacing(path / TOKENIZER) as temporary:
                 tokenizer.save(str(temporary))
         _write_model(path, self.state_dict(), self.config.model_dump_json(indent=2))
+
+
+@contextmanager
+def in_eval_mode(model: nn.Module) -> Iterator[None]:
+    """Switch dropout off in the context; afterwards each module has its own mode back."""
+    before = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in before:
+            module.training = training
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[str]:
+    """Switch dropout and gradients off in the context, which is given the model's device."""
+    with in_eval_mode(model), torch.no_grad():
+        yield str(next(model.parameters()).device)
 
 
 def average_pretrained(sources: Sequence[Folder], folder: Folder) -> None:

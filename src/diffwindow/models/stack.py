@@ -1,17 +1,21 @@
 """TransformerStack: embedded tokens through all layers of an encoder or a decoder, whole or step by step."""
 
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, cast
 
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from diffwindow.attention.key_cache import KeyCache
+from diffwindow.attention.stacked_attention import Maps
 from diffwindow.attention.visibility import EVERYTHING, Visibility
 from diffwindow.layers.transformer import AttentionBlock, LayerOptions, TransformerLayer
 from diffwindow.models.decoding_state import DecodingState
-from diffwindow.notation import Attention
+from diffwindow.notation import Attention, Role
+
+AttentionMaps = dict[Role, tuple[Maps, ...]]
 
 
 class TransformerStack(nn.Module):
@@ -66,14 +70,34 @@ class TransformerStack(nn.Module):
         return output.view_as(x)
 
     def project_memory(self, encoded: Float[Tensor, "b k d"]) -> list[Float[Tensor, "b k _"]]:
-        """Project what an encoder gives to the keys of each layer's cross-attention."""
+        """Project the output of an encoder to the keys of each layer's cross-attention."""
         return [block.attention.project_keys(encoded) for block in self.cross_blocks()]
 
     def self_blocks(self) -> list[AttentionBlock]:
-        """Give the self-attention of each layer."""
+        """Return the self-attention of each layer."""
         return [cast(TransformerLayer, layer).self_attention for layer in self.layers]
 
     def cross_blocks(self) -> list[AttentionBlock]:
-        """Give the cross-attention of each layer that has one."""
+        """Return the cross-attention of each layer that has one."""
         blocks = [cast(TransformerLayer, layer).cross_attention for layer in self.layers]
         return [block for block in blocks if block is not None]
+
+
+@contextmanager
+def recorded(blocks: Mapping[Role, Sequence[AttentionBlock]]) -> Iterator[dict[Role, list[Maps]]]:
+    """Collect the maps of each block, by role and in the order of the layers, while the context runs."""
+    found: dict[Role, list[Maps]] = {role: [] for role in blocks}
+
+    def record(into: list[Maps]) -> Any:
+        def hook(block: AttentionBlock, args: tuple[Any, ...], options: dict[str, Any], _: Tensor) -> None:
+            options.pop("cache", None)
+            into.append(block.maps(*args, **options))
+
+        return hook
+
+    with ExitStack() as stack:
+        for role, of_role in blocks.items():
+            for block in of_role:
+                handle = block.register_forward_hook(record(found[role]), with_kwargs=True)
+                stack.callback(handle.remove)
+        yield found

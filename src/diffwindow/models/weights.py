@@ -1,5 +1,7 @@
-"""Weight files: safetensors with the model's config in their header, read without running any code."""
+"""Weight files (safetensors with the model's config in their header) and the manifest of their hashes."""
 
+import hashlib
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,13 +13,23 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from diffwindow.files import replacing
+from diffwindow.files import finite, read_json, replacing, sha256_of, write_json
 
 WEIGHTS = "model.safetensors"
+MANIFEST = "checkpoint.json"
+FORMAT = 1
 
 
 class ModelFileError(ValueError):
     """A model file or folder that cannot be used, and why, in one sentence."""
+
+
+class CheckpointError(ValueError):
+    """A checkpoint whose files are not as they were written."""
+
+
+class FormatError(ValueError):
+    """A checkpoint in the format of another version."""
 
 
 def write_weights(path: Path, tensors: Mapping[str, Tensor], config: str) -> None:
@@ -29,7 +41,7 @@ def write_weights(path: Path, tensors: Mapping[str, Tensor], config: str) -> Non
 
 
 def read_weights(path: Path) -> tuple[dict[str, Tensor], str | None]:
-    """Give the tensors of a file and the config in its header, if it has one."""
+    """Return the tensors of a file and the config in its header, if it has one."""
     with _opened(path) as file:
         return {name: file.get_tensor(name) for name in file.keys()}, _config(file)  # noqa: SIM118
 
@@ -62,10 +74,10 @@ def average_weights(paths: Sequence[Path]) -> tuple[dict[str, Tensor], str | Non
 
 
 def last_checkpoints(folder: Path, count: int) -> list[Path]:
-    """Give the weight files of the `count` last checkpoints in a folder, oldest first.
+    """Return the weight files of the `count` last checkpoints in a folder, oldest first.
 
     Checkpoints are folders with weights, or weight files; the number at the end of a name, the update, orders
-    them. What has another ending, as a folder that was put aside has, is not one.
+    them. Names that end otherwise, such as those of folders put aside, do not count.
     """
     found = [path / WEIGHTS for path in folder.glob("*") if (path / WEIGHTS).is_file()]
     found += [path for path in folder.glob("*.safetensors") if path.name != WEIGHTS]
@@ -76,6 +88,43 @@ def last_checkpoints(folder: Path, count: int) -> list[Path]:
             f"{folder} has {len(numbered)} numbered checkpoints; the last {count} are not there"
         )
     return numbered[-count:]
+
+
+def write_manifest(folder: Path, state: dict[str, Any]) -> None:
+    """Hash the files of a folder and write its manifest."""
+    hashes = {path.name: sha256_of(path) for path in sorted(folder.iterdir())}
+    manifest = {"format": FORMAT, "files": hashes, "state": finite(state)}
+    write_json(folder / MANIFEST, manifest | {"sha256": _digest(manifest)})
+
+
+def verify(folder: Path) -> dict[str, Any]:
+    """Check a folder's files against its manifest, and return its plain state."""
+    path = folder / MANIFEST
+    try:
+        manifest = read_json(path)
+        said = manifest.pop("sha256")
+        files, version, state = dict(manifest["files"]), manifest["format"], dict(manifest["state"])
+    except FileNotFoundError:
+        raise CheckpointError(f"{folder} has no {MANIFEST}") from None
+    except (ValueError, KeyError, TypeError):
+        raise CheckpointError(f"{path} is damaged") from None
+    if said != _digest(manifest):
+        raise CheckpointError(f"{path} is damaged")
+    if version != FORMAT:
+        raise FormatError(
+            f"{folder} has format {version}, but this version of diffwindow reads {FORMAT}; "
+            "go on with the version that wrote it"
+        )
+    for name, expected in files.items():
+        if not (folder / name).is_file():
+            raise CheckpointError(f"{folder / name} is missing")
+        if sha256_of(folder / name) != expected:
+            raise CheckpointError(f"{folder / name} is damaged")
+    return state
+
+
+def _digest(manifest: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 def _update(folder: Path, path: Path) -> int:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from diffwindow.data.batching import collate
 from diffwindow.data.store import Store
 from diffwindow.models.classifier import Classifier, ClassifierConfig
-from diffwindow.models.eval_mode import evaluating
+from diffwindow.models.pretrained import evaluating
 from diffwindow.tasks.model_folder import save_folder
 from diffwindow.tasks.task import Loss, TaskOptions, TensorBatch, sweep
 

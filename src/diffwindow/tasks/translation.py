@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from diffwindow.data.batching import collate, shift_right
 from diffwindow.data.store import Store
-from diffwindow.models.eval_mode import evaluating
+from diffwindow.models.pretrained import evaluating
 from diffwindow.models.translator import Translator, TranslatorConfig
 from diffwindow.special_tokens import PAD
 from diffwindow.tasks.model_folder import save_folder

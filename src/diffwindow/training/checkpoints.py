@@ -12,8 +12,15 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from diffwindow.files import flush
-from diffwindow.models.manifest import CheckpointError, verify, write_manifest
-from diffwindow.models.weights import WEIGHTS, ModelFileError, average_weights, read_weights
+from diffwindow.models.weights import (
+    WEIGHTS,
+    CheckpointError,
+    ModelFileError,
+    average_weights,
+    read_weights,
+    verify,
+    write_manifest,
+)
 
 STATE = "state.safetensors"
 
