@@ -17,7 +17,7 @@ def random_phi(*shape, seed=0):
 
 
 def triangle_window(phi_left, phi_right, size):
-    """Eq. 6 and 9 as printed: products with the triangle L, or with J, whose 1s reach the segment's end."""
+    """Eq. 9 and 11 as printed: products with the triangle L, or with J, whose 1s reach the segment's end."""
     n = phi_left.shape[-1]
     i, j = torch.arange(1, n + 1)[:, None], torch.arange(1, n + 1)[None]
     triangle = (i <= size * j.div(size).ceil()).to(phi_left.dtype)

@@ -1,7 +1,8 @@
 """The paper's equations in plain PyTorch: the oracle that every kernel is tested against.
 
 Shapes, here and everywhere: b batch, h heads, q queries, k keys, d model width, e head width, s segments,
-v vocabulary. Positions count from 0. A boolean `mask` is True where a query may look.
+v vocabulary. Positions count from 0. A boolean `mask` is True where a query may look. Equation numbers are
+those of the paper.
 
 `phi` is a distribution over the keys that points at a boundary of the window; F, its prefix sums, is the
 probability that the boundary lies at or before a key, and G, its suffix sums, that it lies at or after it.
@@ -19,7 +20,7 @@ from diffwindow.arguments import EXPECTATIONS, Expectation, check_choice
 
 
 def discrete_window(left: int | Int[Tensor, "..."], right: int | Int[Tensor, "..."], num_keys: int) -> Tensor:
-    """Mark the keys from `left` to `right`, both included (Section 3.1): m_i = 1 if l ≤ i ≤ r, else 0.
+    """Mark the keys from `left` to `right`, both included: m_i = 1 if l ≤ i ≤ r, else 0 (Eq. 3).
 
     As in the paper, `left > right` is an empty window; `soft_window` takes its boundaries in either order.
 
@@ -35,7 +36,9 @@ def discrete_window(left: int | Int[Tensor, "..."], right: int | Int[Tensor, "..
 def segment_bounds(
     num_keys: int, segment_size: int, origin: Int[Tensor, "*lead"] | None = None
 ) -> tuple[Int[Tensor, "*lead k"], Int[Tensor, "*lead k"]]:
-    """Give for each key the first and the last key of its segment, on a grid that starts at `origin`.
+    """Return the first and the last key of each key's segment, which are the bounds of J (Eq. 10).
+
+    The grid of segments starts at `origin`.
 
     >>> [bound.tolist() for bound in segment_bounds(5, 2)]
     [[0, 0, 2, 2, 4], [1, 1, 3, 3, 4]]
@@ -49,7 +52,7 @@ def segment_bounds(
 def rightward(
     phi: Float[Tensor, "*lead k"], segment_size: int = 1, *, segment_origin: Int[Tensor, " b"] | None = None
 ) -> Float[Tensor, "*lead k"]:
-    """Sum φ from the left up to each key, F = φᵀL, or up to the end of its segment, F = φᵀJ (Eq. 3, 8).
+    """Sum φ from the left up to each key, F = φᵀL, or up to the end of its segment, F = φᵀJ (Eq. 5, 10).
 
     >>> rightward(torch.tensor([0.1, 0.2, 0.3, 0.4]))
     tensor([0.1000, 0.3000, 0.6000, 1.0000])
@@ -66,7 +69,7 @@ def rightward(
 def leftward(
     phi: Float[Tensor, "*lead k"], segment_size: int = 1, *, segment_origin: Int[Tensor, " b"] | None = None
 ) -> Float[Tensor, "*lead k"]:
-    """Sum φ from the right down to each key, G = φᵀLᵀ, or down to the start of its segment, G = φᵀJᵀ.
+    """Sum φ from the right down to each key, G = φᵀLᵀ, or to the start of its segment, φᵀJᵀ (Eq. 5, 10).
 
     >>> leftward(torch.tensor([0.1, 0.2, 0.3, 0.4]))
     tensor([1.0000, 0.9000, 0.7000, 0.4000])
@@ -86,7 +89,9 @@ def soft_window(
     segment_origin: Int[Tensor, " b"] | None = None,
     expectation: Expectation = "paper",
 ) -> Float[Tensor, "*lead k"]:
-    """Compose two boundary distributions into a window: M = F_l ⊙ G_r + F_r ⊙ G_l (Eq. 6, 9).
+    """Compose two boundary distributions into a window: M = F_l ⊙ G_r + F_r ⊙ G_l (Eq. 9, 11).
+
+    The first term alone is Eq. 6, which takes its boundaries in order.
 
     The paper's M counts the case that both boundaries fall on one key (or in one segment) twice; "exact"
     takes it off once, so that M is the probability that a key lies between two independent boundaries.
@@ -129,10 +134,10 @@ def scores(
     *,
     mask: Bool[Tensor, "..."] | None = None,
 ) -> Float[Tensor, "*lead q k"]:
-    """Score each query against each key, scale · q kᵀ, in fp32 at least; the scale defaults to 1/√e.
+    """Score each query against each key, scale · q kᵀ, in fp32 at least (Eq. 1, 12). The scale is 1/√e if None.
 
-    With a mask, keys that no query sees, and queries that see none, score 0, whatever they hold: their NaN
-    would pass into gradients.
+    With a mask, keys that no query sees, and queries that see none, score 0, whatever they hold: a NaN
+    there would reach the gradients.
     """
     if mask is not None:
         q, k = q.masked_fill(~mask.any(-1)[..., None], 0.0), zero_unseen_keys(k, mask)
@@ -154,9 +159,9 @@ def boundary(
     mask: Bool[Tensor, "..."] | None = None,
     scale: float | None = None,
 ) -> Float[Tensor, "*lead q k"]:
-    """Point at a boundary: φ = softmax(scale · q kᵀ) over the visible keys (Eq. 4, 5).
+    """Point at a boundary: φ = softmax(scale · q kᵀ) over the visible keys (Eq. 7, 8).
 
-    The mask must be here and not only on the attention scores: the sums of φ would carry what it hides.
+    The mask is needed here too: the sums of φ would carry what it hides to other keys.
     """
     return masked_softmax(scores(q, k, scale, mask=mask), mask)
 
@@ -168,7 +173,7 @@ def multiplicative_weights(
     mask: Bool[Tensor, "..."] | None = None,
     dropout_p: float = 0.0,
 ) -> Float[Tensor, "*lead q k"]:
-    """Confine attention to the window: A = softmax(s) ⊙ M (Eq. 11), which need not sum to one."""
+    """Confine attention to the window: A = softmax(s) ⊙ M (Eq. 13), which need not sum to one."""
     return _dropout(masked_softmax(score, mask), dropout_p) * window
 
 
@@ -180,7 +185,7 @@ def additive_weights(
     mask: Bool[Tensor, "..."] | None = None,
     dropout_p: float = 0.0,
 ) -> Float[Tensor, "*lead q k"]:
-    """Add a local score within the window: A = softmax(s + o ⊙ M) (Eq. 12-15)."""
+    """Add a local score within the window: A = softmax(s + o ⊙ M) (Eq. 14-17)."""
     return _dropout(masked_softmax(score + local_score * window, mask), dropout_p)
 
 
@@ -190,7 +195,7 @@ def attend(
     *,
     mask: Bool[Tensor, "..."] | None = None,
 ) -> Float[Tensor, "*lead q e"]:
-    """Take the weighted sum of the values, O = A V, in fp32 at least, and give it the type of `v`.
+    """Take the weighted sum of the values, O = A V (Eq. 2), in fp32 at least; the result has the type of `v`.
 
     With a mask, values that no query sees count as 0, so that NaN in padding stays there.
     """
@@ -220,7 +225,7 @@ def _dropout(x: Tensor, dropout_p: float) -> Tensor:
 
 
 def _no_autocast(x: Tensor) -> AbstractContextManager[object]:
-    """Switch autocast off, on devices that have it; meta has not."""
+    """Switch autocast off, on devices that have it; meta does not."""
     device = x.device.type
     return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
 
@@ -228,7 +233,7 @@ def _no_autocast(x: Tensor) -> AbstractContextManager[object]:
 def _segment_bounds_of(
     phi: Tensor, segment_size: int, origin: Int[Tensor, " b"] | None
 ) -> tuple[Tensor, Tensor]:
-    """Give `segment_bounds` in the shape of `phi`, whose first dimension `origin` runs along."""
+    """Return `segment_bounds` in the shape of `phi`, whose first dimension `origin` runs along."""
     if origin is not None:
         origin = origin.to(phi.device).view(-1, *[1] * (phi.dim() - 2))
     first, last = segment_bounds(phi.shape[-1], segment_size, origin)

@@ -45,7 +45,7 @@ class Term:
     layers: tuple[int, int] | Literal["all"] | None = None
 
     def layer_range(self, num_layers: int) -> range:
-        """Give the layers, from 1, that this term names in a stack of `num_layers`."""
+        """Return the layers, from 1, that this term names in a stack of `num_layers`."""
         if self.layers is None:
             return range(1, (num_layers + 1) // 2 + 1)
         first, last = (1, num_layers) if self.layers == "all" else self.layers
@@ -72,7 +72,7 @@ class Plan:
     terms: tuple[Term, ...] = ()
 
     def attentions(self, role: Role, num_layers: int) -> tuple[Attention, ...]:
-        """Give the attention of each layer of a role."""
+        """Return the attention of each layer of a role."""
         if role not in ROLES:
             raise ValueError(f"role={role!r} is not one of {', '.join(ROLES)}")
         found = [GLOBAL] * num_layers

@@ -6,10 +6,10 @@ from torch import Tensor
 
 
 class KeyCache:
-    """Keep the stacked keys of one layer, a row a hypothesis, in a buffer that grows by half when it is full.
+    """Keep the stacked keys of one layer, a row per hypothesis, in a buffer that grows by half when it is full.
 
-    Appending a token costs the token, averaged over a sequence; reading is a view. Selecting copies rows
-    into a second buffer that takes turns with the first, for fresh memory costs more than the copy.
+    Appending is amortised O(1) per token; reading is a view. Selecting copies rows into a second buffer that
+    takes turns with the first, because fresh memory costs more than the copy.
 
     >>> cache = KeyCache()
     >>> [cache.append(torch.randn(2, n, 4)).shape[1] for n in (5, 1, 1)]
@@ -22,7 +22,7 @@ class KeyCache:
         self.length = 0
 
     def append(self, keys: Float[Tensor, "rows n stack"]) -> Float[Tensor, "rows k stack"]:
-        """Add the keys of `n` tokens to each row and give all that are kept."""
+        """Add the keys of `n` tokens to each row and return all keys."""
         rows, added, width = keys.shape
         length = self.length + added
         if self.buffer is None or length > self.buffer.shape[1]:

@@ -50,7 +50,7 @@ def rotate(x: Float[Tensor, "*lead n h e"], *, start: int = 0) -> Float[Tensor, 
 
 
 def relative_positions(num_queries: int, num_keys: int, device: torch.device) -> Int[Tensor, "q k"]:
-    """Give how far each key lies to the right of each query, where the queries are the last of the keys.
+    """Return how far each key lies to the right of each query, where the queries are the last of the keys.
 
     >>> relative_positions(2, 3, torch.device("cpu"))
     tensor([[-1,  0,  1],

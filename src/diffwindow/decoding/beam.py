@@ -46,10 +46,10 @@ def _rank_together(beam: int, step: Step) -> Candidates:
 
 
 def best_continuations(step: Step, count: int) -> tuple[Float[Tensor, "s w count"], Int[Tensor, "s w count"]]:
-    """Give the log-probabilities and tokens of the `count` best continuations of each hypothesis.
+    """Return the log-probabilities and tokens of the `count` best continuations of each hypothesis.
 
     No more than `count` of one hypothesis can be among the `count` best of a sentence, so the vocabulary
-    is ranked once a hypothesis and its log-probabilities are never all written out.
+    is ranked once per hypothesis and its log-probabilities are never all written out.
     """
     total = log_partition(step.logits)
     top, tokens = forbid(step.logits, step.at_limit).topk(min(count, step.logits.shape[-1]))

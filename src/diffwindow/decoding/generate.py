@@ -47,7 +47,7 @@ def continuations(
     moses: str | None = None,
     running_text: bool = False,
 ) -> list[str]:
-    """Give texts that begin with the prompt, likeliest first.
+    """Return texts that begin with the prompt, likeliest first.
 
     `moses` is the language that Moses tokenises first, if any. A model of `running_text`, trained on blocks,
     knows the end of a line as what comes before the next one; others know a beginning.

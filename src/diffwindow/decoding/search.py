@@ -131,7 +131,7 @@ def search(
 
 
 def log_partition(logits: Float[Tensor, "s w v"]) -> Float[Tensor, "s w 1"]:
-    """Give log Σ exp(logits), over all tokens: log-probabilities stay the model's own, never renormalised."""
+    """Return log Σ exp(logits) over all tokens, so that log-probabilities are never renormalised."""
     return at_least_fp32(logits).logsumexp(-1, keepdim=True)
 
 
@@ -160,7 +160,7 @@ class _Finished:
         self.hypotheses.append(Hypothesis(tuple(tokens), log_prob, score, ended=len(tokens) < self.limit))
 
     def best(self) -> list[Hypothesis]:
-        """Give the n best, best first; of equal ones the first to end."""
+        """Return the n best, best first; of equal ones the first to end."""
         return sorted(self.hypotheses, key=lambda hypothesis: -hypothesis.score)[: self.n_best]
 
     def settled(self, log_prob: float, length: int) -> bool:
@@ -176,7 +176,7 @@ class _Finished:
 def _fill(
     candidates: Candidates, slots: Int[Tensor, " s"]
 ) -> tuple[Bool[Tensor, "s c"], Bool[Tensor, "s c"]]:
-    """Give the slots left to the best candidates: those that end there, and those that stay open."""
+    """Return the slots left to the best candidates: those that end there, and those that stay open."""
     rank = torch.arange(candidates.tokens.shape[-1], device=slots.device)
     chosen = (rank < slots[:, None]) & candidates.log_probs.isfinite()
     ends = candidates.tokens == EOS

@@ -67,7 +67,7 @@ def translate(
     *,
     progress: Progress = no_progress,
 ) -> list[list[Output]]:
-    """Give the best translations of each source, best first; a source is token ids without begin or end."""
+    """Return the best translations of each source, best first; a source is token ids without begin or end."""
     pieces = [_pieces(source, tokenizer, search.max_length) for source in sources]
     flat = [piece for of_source in pieces for piece in of_source]
     found = iter(_decode(model, flat, search, progress))
@@ -77,7 +77,7 @@ def translate(
 def text_translator(
     model: Translator, tokenizer: Tokenizer, search: Search, moses: dict[str, str]
 ) -> Callable[[list[str]], list[list[Output]]]:
-    """Give a function from texts to translations, through the Moses tokenizers that `moses` names."""
+    """Return a function from texts to translations, through the Moses tokenizers that `moses` names."""
     before = moses_tokenizer(moses["source"]) if "source" in moses else str
     after = moses_detokenizer(moses["target"]) if "target" in moses else str
 

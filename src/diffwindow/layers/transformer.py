@@ -42,7 +42,7 @@ class Residual(nn.Module):
         self.norm_first = options.norm == "pre"
 
     def enter(self, x: Float[Tensor, "*lead d"]) -> Float[Tensor, "*lead d"]:
-        """Give what the branch gets."""
+        """Return what the branch gets."""
         return self.norm(x) if self.norm_first else x
 
     def leave(
@@ -87,7 +87,7 @@ class AttentionBlock(Residual):
         *,
         memory: Float[Tensor, "b k stack"] | None = None,
     ) -> Maps:
-        """Give what the attention does in `forward` with the same arguments."""
+        """Return what the attention does in `forward` with the same arguments."""
         return self.attention.maps(*self._project(x, memory), visibility)
 
     def _project(self, x: Tensor, memory: Tensor | None, *, start: int = 0) -> tuple[Tensor, Tensor]:

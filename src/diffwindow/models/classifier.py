@@ -58,7 +58,7 @@ class Classifier(PretrainedModel[ClassifierConfig]):
     def forward(
         self, tokens: Int[Tensor, "b n"], mask: Bool[Tensor, "b n"] | None = None
     ) -> Float[Tensor, "b classes"]:
-        """Give the logits of the classes."""
+        """Return the logits of the classes."""
         mask = tokens != PAD if mask is None else mask
         real = mask[:, :, None]
         hidden = self._encode(tokens, padded_visibility(mask))
@@ -72,7 +72,7 @@ class Classifier(PretrainedModel[ClassifierConfig]):
         labels: Int[Tensor, " b"],
         mask: Bool[Tensor, "b n"] | None = None,
     ) -> Float[Tensor, ""]:
-        """Give the mean cross-entropy of the labels."""
+        """Return the mean cross-entropy of the labels."""
         return F.cross_entropy(self(tokens, mask).float(), labels)
 
     def encode(
@@ -89,7 +89,7 @@ class Classifier(PretrainedModel[ClassifierConfig]):
     def attention_maps(
         self, tokens: Int[Tensor, "b n"], mask: Bool[Tensor, "b n"] | None = None
     ) -> AttentionMaps:
-        """Give the weights of each attention, and its window where it has one, by role and layer."""
+        """Return the weights of each attention, and its window where it has one, by role and layer."""
         with recorded(self.attention_blocks()) as found:
             self.encode(tokens, mask)
         return {role: tuple(maps) for role, maps in found.items()}

@@ -59,7 +59,7 @@ class ModelConfig(BaseModel):
 
     @property
     def plan(self) -> Plan:
-        """Give the attention of each role and layer."""
+        """Return the attention of each role and layer."""
         # The notation's warnings were given when the config was made.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -67,7 +67,7 @@ class ModelConfig(BaseModel):
 
     @property
     def layer_options(self) -> LayerOptions:
-        """Give what the layers need to know."""
+        """Return what the layers need to know."""
         return LayerOptions(
             embed_dim=self.embed_dim,
             num_heads=self.num_heads,

@@ -17,8 +17,8 @@ from diffwindow.attention.visibility import EVERYTHING, Visibility, padded_visib
 class DecodingState:
     """The keys of all prefixes and sources; `step` and `select` change it in place.
 
-    `caches` has one stacked key tensor a layer with a row for each hypothesis, those of a sentence side by
-    side. `memory` has the source's projected keys a layer, once a sentence. `origin` is the first real
+    `caches` has one stacked key tensor per layer with a row for each hypothesis, those of a sentence side by
+    side. `memory` has the source's projected keys for each layer, once per sentence. `origin` is the first real
     token of each row's prompt, None if no prompt is padded.
     """
 
@@ -31,22 +31,22 @@ class DecodingState:
 
     @property
     def length(self) -> int:
-        """Give the number of tokens that each prefix has, padding included."""
+        """Return the number of tokens that each prefix has, padding included."""
         return self.caches[0].length
 
     def visibility(self) -> Visibility:
-        """Give what the next token of every hypothesis sees: its whole prefix and itself, not the padding."""
+        """Return what the next token of every hypothesis sees: its prefix and itself, not the padding."""
         if self.origin is None:
             return EVERYTHING
         key = torch.arange(self.length + 1, device=self.origin.device)
         return padded_visibility(key >= self.origin[:, None])
 
     def positions(self, tokens: Int[Tensor, "s w"]) -> Int[Tensor, "s w"]:
-        """Give the places of the next tokens, counted from the first real token of each row."""
+        """Return the positions of the next tokens, counted from the first real token of each row."""
         if tokens.shape != (self.num_sentences, self.num_hypotheses):
             raise ValueError(
                 f"tokens have shape {list(tokens.shape)}, but the state has {self.num_sentences} sentences "
-                f"with {self.num_hypotheses} hypotheses; give one token to each"
+                f"with {self.num_hypotheses} hypotheses; pass one token for each"
             )
         lengths = torch.full_like(tokens, self.length)
         return lengths if self.origin is None else lengths - self.origin.view_as(lengths)

@@ -89,7 +89,7 @@ class _Grown(KeyCache):
 
 
 def empty_prefix(model: Translator, tokens: Int[Tensor, "s w"]) -> tuple[Float[Tensor, "s w 0 _"], ...]:
-    """Give the prefix keys of the first step, which are none."""
+    """Return the prefix keys of the first step, which are none."""
     weight = model.embedding.weight
     keys = (block.attention.project_keys(weight[:1, None]) for block in model.decoder.self_blocks())
     return tuple(weight.new_empty(*tokens.shape, 0, key.shape[-1]) for key in keys)

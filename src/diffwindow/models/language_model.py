@@ -53,7 +53,7 @@ class LanguageModel(PretrainedModel[LanguageModelConfig]):
     def forward(
         self, tokens: Int[Tensor, "b n"], mask: Bool[Tensor, "b n"] | None = None
     ) -> Float[Tensor, "b n v"]:
-        """Give the logits of the token after each."""
+        """Return the logits of the token after each."""
         return self.embedding.logits(self.hidden(tokens, mask))
 
     def loss(
@@ -114,7 +114,7 @@ class LanguageModel(PretrainedModel[LanguageModelConfig]):
     def attention_maps(
         self, tokens: Int[Tensor, "b n"], mask: Bool[Tensor, "b n"] | None = None
     ) -> AttentionMaps:
-        """Give the weights of each attention, and its window where it has one, by role and layer."""
+        """Return the weights of each attention, and its window where it has one, by role and layer."""
         with recorded(self.attention_blocks()) as found:
             self.hidden(tokens, mask)
         return {role: tuple(maps) for role, maps in found.items()}

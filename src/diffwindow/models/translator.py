@@ -64,7 +64,7 @@ class Translator(PretrainedModel[TranslatorConfig]):
         target: Int[Tensor, "b t"],
         source_mask: Bool[Tensor, "b n"] | None = None,
     ) -> Float[Tensor, "b t v"]:
-        """Give the logits of the token after each target token; `target` starts with the beginning (1)."""
+        """Return the logits of the token after each target token; `target` starts with the beginning (1)."""
         return self.embedding.logits(self.hidden(source, target, source_mask))
 
     def loss(
@@ -136,7 +136,7 @@ class Translator(PretrainedModel[TranslatorConfig]):
         target: Int[Tensor, "b t"],
         source_mask: Bool[Tensor, "b n"] | None = None,
     ) -> AttentionMaps:
-        """Give the weights of each attention, and its window where it has one, by role and layer."""
+        """Return the weights of each attention, and its window where it has one, by role and layer."""
         with recorded(self.attention_blocks()) as found:
             self.hidden(source, target, source_mask)
         return {role: tuple(maps) for role, maps in found.items()}
