@@ -134,7 +134,7 @@ def scores(
     *,
     mask: Bool[Tensor, "..."] | None = None,
 ) -> Float[Tensor, "*lead q k"]:
-    """Score each query against each key, scale · q kᵀ, in fp32 at least (Eq. 1, 12). The scale is 1/√e if None.
+    """Score each query against each key, scale · q kᵀ, in fp32 at least (Eq. 1, 12); None is 1/√e.
 
     With a mask, keys that no query sees, and queries that see none, score 0, whatever they hold: a NaN
     there would reach the gradients.

@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 class KeyCache:
-    """Keep the stacked keys of one layer, a row per hypothesis, in a buffer that grows by half when it is full.
+    """Keep the stacked keys of one layer, a row per hypothesis, in a buffer that grows by half when full.
 
     Appending is amortised O(1) per token; reading is a view. Selecting copies rows into a second buffer that
     takes turns with the first, because fresh memory costs more than the copy.

@@ -31,9 +31,9 @@ from transformers.modeling_outputs import (
 
 from diffwindow.attention.key_cache import KeyCache
 from diffwindow.attention.visibility import EVERYTHING, Visibility, first_true, padded_visibility
-from diffwindow.data.tokenizer import BOS, EOS, PAD, SPECIAL, UNK
 from diffwindow.models.build import MODELS, Model, read_config
 from diffwindow.models.translator import Translator
+from diffwindow.special_tokens import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
 
 # What is put around a text: a translator reads sources with their end, a language model begins.
 TEMPLATES = {"translator": "$A </s>", "language_model": "<s> $A", "classifier": "$A"}
@@ -246,7 +246,7 @@ def transformers_tokenizer(folder: str | Path, model: str) -> PreTrainedTokenize
     """
     from tokenizers.processors import TemplateProcessing
 
-    names = dict(enumerate(SPECIAL))
+    names = dict(enumerate(SPECIAL_TOKENS))
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_file=str(Path(folder) / "tokenizer.json"), pad_token=names[PAD], bos_token=names[BOS],
         eos_token=names[EOS], unk_token=names[UNK], clean_up_tokenization_spaces=False,

@@ -9,9 +9,8 @@ from huggingface_hub import ModelCard, ModelHubMixin, snapshot_download
 from diffwindow.files import read_json
 from diffwindow.hf.card import PICTURE, card_text, draw_windows
 from diffwindow.models import classifier, language_model, translator
-from diffwindow.models.manifest import MANIFEST, verify, write_manifest
 from diffwindow.models.pretrained import CONFIG, TOKENIZER, PretrainedModel, read_fields
-from diffwindow.models.weights import WEIGHTS
+from diffwindow.models.weights import MANIFEST, WEIGHTS, verify, write_manifest
 from diffwindow.tasks.model_folder import TASK
 from diffwindow.tasks.trained_model import model_folder
 

@@ -18,8 +18,8 @@ class DecodingState:
     """The keys of all prefixes and sources; `step` and `select` change it in place.
 
     `caches` has one stacked key tensor per layer with a row for each hypothesis, those of a sentence side by
-    side. `memory` has the source's projected keys for each layer, once per sentence. `origin` is the first real
-    token of each row's prompt, None if no prompt is padded.
+    side. `memory` has the source's projected keys for each layer, once per sentence. `origin` is the first
+    real token of each row's prompt, None if no prompt is padded.
     """
 
     caches: list[KeyCache]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from diffwindow.models.config import quoted
+from diffwindow.spelling import nearest
 from diffwindow.tasks.registry import TASKS
 from diffwindow.tasks.task import TaskOptions
 
@@ -239,7 +239,8 @@ def _nearest(path: Keys) -> str:
     section = ".".join(path[:-1])
     inside = [other.rpartition(".")[2] for other in keys if other.rpartition(".")[0] == section]
     elsewhere = [other for other in keys if other.rpartition(".")[2] == path[-1]]
-    similar = [".".join((*path[:-1], name)) for name in difflib.get_close_matches(path[-1], inside, n=1)]
+    near = nearest(path[-1], inside)
+    similar = [] if near is None else [".".join((*path[:-1], near))]
     if elsewhere or similar:
         return f"did you mean {(elsewhere or similar)[0]!r}?"
     return f"{section or 'the top level'} has {', '.join(inside)}"

@@ -17,8 +17,8 @@ from diffwindow.data.corpora import recipe_of
 from diffwindow.data.prepare import prepare, usual_workers
 from diffwindow.data.store import Store
 from diffwindow.files import read_json, write_atomically, write_json
-from diffwindow.models.manifest import MANIFEST, verify
 from diffwindow.models.pretrained import average_pretrained
+from diffwindow.models.weights import MANIFEST, verify
 from diffwindow.progress import SILENT, Progress
 from diffwindow.tasks.model_folder import TASK
 from diffwindow.tasks.registry import AnyTask, model_config, task_of
