@@ -5,7 +5,7 @@ import torch
 from diffwindow.data.corpora import recipe_of
 from diffwindow.data.prepare import prepare
 from diffwindow.data.store import Store
-from diffwindow.data.tokenizer import EOS, Tokenizer
+from diffwindow.data.tokenizer import Tokenizer
 from diffwindow.inference.attention import (
     attention_trace,
     complete,
@@ -16,6 +16,7 @@ from diffwindow.inference.attention import (
     trace_example,
     translation_steps,
 )
+from diffwindow.special_tokens import EOS
 from diffwindow.tasks.trained_model import Trained
 from diffwindow.view.trace import GoldSpan
 from model_folders import SENTENCES, save_model

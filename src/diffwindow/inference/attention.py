@@ -7,14 +7,14 @@ from typing import Any
 import torch
 
 from diffwindow.data.store import Store
-from diffwindow.data.tokenizer import BOS, EOS, PAD, moses_tokenizer
+from diffwindow.data.tokenizer import moses_tokenizer
 from diffwindow.decoding.beam import beam_search
 from diffwindow.decoding.state import length_limits, translation_start
 from diffwindow.files import sha256_of
 from diffwindow.models.classifier import Classifier
-from diffwindow.models.eval_mode import evaluating
-from diffwindow.models.pretrained import TOKENIZER
+from diffwindow.models.pretrained import TOKENIZER, evaluating
 from diffwindow.models.translator import Translator
+from diffwindow.special_tokens import BOS, EOS, PAD
 from diffwindow.tasks.trained_model import Trained
 from diffwindow.view.capture import capture
 from diffwindow.view.payload import page_data
