@@ -23,7 +23,7 @@ from diffwindow.arguments import (
     check_segment_size,
     check_tensors,
 )
-from diffwindow.kernels import operator
+from diffwindow.kernels import operator, triton
 
 __all__ = [
     "IMPLS",
@@ -52,6 +52,7 @@ Feature = Literal[
     "dropout",
     "attn_bias",
     "gradients of attn_bias",
+    "heads wider than 256",
     "transforms of torch.func",
 ]
 
@@ -62,6 +63,8 @@ class Support(NamedTuple):
     devices: tuple[str, ...]
     dtypes: tuple[torch.dtype, ...]
     features: tuple[Feature, ...]
+    # Where it runs too, but only if it is asked for by name.
+    on_request: tuple[str, ...] = ()
 
 
 # In the order in which "auto" tries them.
@@ -69,7 +72,13 @@ SUPPORT: dict[Impl, Support] = {
     "cpu": Support(
         devices=("cpu",),
         dtypes=(torch.float32, torch.bfloat16),
+        features=("segments", "exact expectation", "dropout", "attn_bias", "heads wider than 256"),
+    ),
+    "triton": Support(
+        devices=("cuda",),
+        dtypes=(torch.float32, torch.bfloat16, torch.float16),
         features=("segments", "exact expectation", "dropout", "attn_bias"),
+        on_request=("cpu",) if triton.interpreted() else (),
     ),
 }
 
@@ -209,19 +218,19 @@ def choose_impl(impl: Impl, q: Tensor, needs: tuple[Feature, ...] = ()) -> Impl:
         if (reason := _why_not(impl, q.dtype, q.device.type, needs)) is not None:
             raise ValueError(f'impl="{impl}" is not available: {reason}; use impl="auto"')
         return impl
-    for name in SUPPORT:
-        if _why_not(name, q.dtype, q.device.type, needs) is None:
+    for name, support in SUPPORT.items():
+        on_device = q.device.type in support.devices
+        if on_device and _why_not(name, q.dtype, q.device.type, needs) is None:
             return name
     return "reference"
 
 
 def _why_not(impl: Impl, dtype: torch.dtype, device: str, needs: tuple[Feature, ...]) -> str | None:
     """Say why an implementation cannot serve such a call, or None if it can."""
-    if impl not in SUPPORT:
-        return "there are no Triton kernels"
     support = SUPPORT[impl]
-    if device not in support.devices:
-        return f"the tensors are on {device}, not on {' or '.join(support.devices)}"
+    devices = support.devices + support.on_request
+    if device not in devices:
+        return f"the tensors are on {device}, not on {' or '.join(devices)}"
     if dtype not in support.dtypes:
         return f"{dtype} is not {' or '.join(str(each) for each in support.dtypes)}"
     if missing := [feature for feature in needs if feature not in support.features]:
@@ -241,8 +250,8 @@ for _constant in (_why_not, _is_transformed):
     _constant._dynamo_marked_constant = True  # type: ignore[union-attr]
 
 
-def _needs(options: Options) -> tuple[Feature, ...]:
-    """List what a call asks for beyond plain attention by token."""
+def _needs(widest: int, options: Options) -> tuple[Feature, ...]:
+    """List what a call asks for beyond plain attention by token; `widest` is its widest head."""
     bias = options.attn_bias
     asked: dict[Feature, bool] = {
         "segments": options.segment_size > 1,
@@ -250,6 +259,7 @@ def _needs(options: Options) -> tuple[Feature, ...]:
         "dropout": options.dropout_p > 0,
         "attn_bias": bias is not None,
         "gradients of attn_bias": bias is not None and bias.requires_grad and torch.is_grad_enabled(),
+        "heads wider than 256": widest > 256,
         "transforms of torch.func": _is_transformed() or forward_ad._current_level >= 0,
     }
     return tuple(feature for feature, wanted in asked.items() if wanted)
@@ -267,7 +277,8 @@ def _window_attention(
     """Check the arguments and run the implementation that `impl` asks for."""
     check_tensors(q, k, v, boundaries, local)
     check_options(q, k, options)
-    chosen = choose_impl(impl, q, _needs(options))
+    widest = max(x.shape[-1] for x in (q, v, *boundaries, *(local or ())))
+    chosen = choose_impl(impl, q, _needs(widest, options))
     if chosen != "reference":
         return operator.window_attention(q, k, v, boundaries, local, options, chosen)
     return _attend(q, k, v, boundaries, local, options)

@@ -1,12 +1,15 @@
 """One call of window attention with all its options, and how far each implementation is from exact."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
-from diffwindow import ops
+from diffwindow import functional, ops
 
 LENGTHS = (1, 2, 31, 63, 64, 65, 257)
 MASKS = (
@@ -226,15 +229,50 @@ def incoming(config: Configuration) -> Tensor:
     return lay_out(grad, config.grad_layout)
 
 
-def check(config: Configuration) -> None:
+class RoundedProduct(torch.autograd.Function):
+    """Multiply as the matrix units of a GPU do: operands of 16 bits, sums in fp32."""
+
+    @staticmethod
+    def forward(ctx, a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+        a = a.to(dtype).float()
+        ctx.save_for_backward(a, b)
+        ctx.dtype = dtype
+        return a @ b
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        a, b = ctx.saved_tensors
+        grad = grad.to(ctx.dtype).float()
+        return grad @ b.mT, a.mT @ grad, None
+
+
+@contextmanager
+def matrix_units(dtype: torch.dtype) -> Iterator[None]:
+    """Let the reference round what it multiplies to `dtype`."""
+
+    def scores(q: Tensor, k: Tensor, scale: float | None = None) -> Tensor:
+        scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+        return RoundedProduct.apply(q.float(), k.float().mT, dtype) * scale
+
+    def attend(weights: Tensor, v: Tensor) -> Tensor:
+        return RoundedProduct.apply(weights, v.float(), dtype).to(dtype)
+
+    with patch.multiple(functional, scores=scores, attend=attend):
+        yield
+
+
+def check(config: Configuration, impl: str = "cpu") -> None:
     """Hold the kernels to 2x (output) and 3x (gradients) the error of eager in the same precision.
 
-    The floor is four roundings of the largest value that meets in the sums, be it a result, a gradient of a
-    weight (dO · V) or its product with a scaled query or key: among few numbers eager may be exact by luck.
+    On a GPU the same precision means products of 16-bit operands for 16-bit inputs. The floor is four
+    roundings of the largest value that meets in the sums, be it a result, a gradient of a weight (dO · V) or
+    its product with a scaled query or key: among few numbers eager may be exact by luck.
     """
     exact = output_and_gradients(config, "reference", torch.float64)
-    eager = output_and_gradients(config, "reference", config.dtype)
-    fused = output_and_gradients(config, "cpu", config.dtype)
+    on_gpu = impl == "triton" and config.dtype != torch.float32
+    with matrix_units(config.dtype) if on_gpu else nullcontext():
+        eager = output_and_gradients(config, "reference", config.dtype)
+    fused = output_and_gradients(config, impl, config.dtype)
     inputs = tensors(config)
     scale = min(config.widths[:4]) ** -0.5 if config.scale is None else config.scale
     factor = max(1.0, *(scale * x.abs().max().item() for x in inputs))

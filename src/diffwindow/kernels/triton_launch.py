@@ -1,0 +1,170 @@
+"""Describe a call to the Triton kernels and launch them."""
+
+import math
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from diffwindow.kernels.operator import Call
+from diffwindow.kernels.triton import interpreted
+from diffwindow.kernels.triton_backward import key_kernel, query_kernel
+from diffwindow.kernels.triton_blocks import Block, choose
+from diffwindow.kernels.triton_forward import forward_kernel
+from diffwindow.kernels.triton_tiles import Matrix, Options, Pair, Plane, Problem, Shape
+
+# Backward takes so many queries at a time: what it carries from tile to tile then grows with the keys alone.
+QUERIES_AT_ONCE = 4096
+
+
+def forward(call: Call, out: Tensor, rows: Tensor) -> None:
+    """Fill `out` and `rows`."""
+    block = choose(call).forward
+    problem, options = describe(call, block)
+    programs = call.q.shape[0] * call.q.shape[1] * _ceil_div(call.q.shape[2], block.rows)
+    _launch(forward_kernel, programs, call.q, block, problem, _matrix(out), rows, how=options)
+
+
+def backward(call: Call, grad: Tensor, rows: Tensor, grads: list[Tensor]) -> None:
+    """Fill `grads`."""
+    blocks = choose(call)
+    problem, options = describe(call, blocks.query)
+    by_name = dict(zip(call.differentiable, grads, strict=True))
+    at_once = call.q.shape[2] <= QUERIES_AT_ONCE
+    # Gradients of keys add up over the runs of queries, in fp32.
+    sums = {
+        name: x if at_once else torch.zeros_like(x, dtype=torch.float32)
+        for name, x in by_name.items()
+        if not name.startswith("q")
+    }
+    targets = {name: _matrix(x) for name, x in (by_name | sums).items()}
+    dq = [targets.get(name) for name in ("q", "q_left", "q_right", "q_local")]
+    dk = [targets.get(name) for name in ("k", "v", "k_left", "k_right", "k_local")]
+    heads = call.q.shape[0] * call.q.shape[1]
+    tiles = count_tiles(call, problem.shape)
+    key_options = options._replace(rows=blocks.key.rows)
+    for first, last in _runs(call.q.shape[2]):
+        carried = (heads, tiles, 6 if options.segments == "long" else 4, last - first)
+        carries = torch.empty(carried, dtype=torch.float32, device=call.q.device)
+        totals = torch.empty(heads, last - first, 3, dtype=torch.float32, device=call.q.device)
+        inputs = (problem, _matrix(grad), rows, totals, carries)
+        extent = (first, last, tiles)
+        programs = heads * _ceil_div(last - first, blocks.query.rows)
+        _launch(query_kernel, programs, call.q, blocks.query, *inputs, *dq, *extent, how=options)
+        _launch(
+            key_kernel,
+            heads * tiles,
+            call.q,
+            blocks.key,
+            *inputs,
+            *dk,
+            *extent,
+            how=key_options,
+            add=not at_once,
+        )
+    if not at_once:
+        for name, x in sums.items():
+            by_name[name].copy_(x)
+
+
+def describe(call: Call, block: Block) -> tuple[Problem, Options]:
+    """Return a call as the kernels take it: what they read at run time, and what they are compiled for."""
+
+    def pair(q: Tensor | None, k: Tensor | None) -> Pair | None:
+        if q is None or k is None:
+            return None
+        return Pair(
+            _matrix(q), _matrix(k), 1 / math.sqrt(max(q.shape[-1], 1)) if call.scale is None else call.scale
+        )
+
+    size = call.segment_size
+    stride = size * max(block.keys // size, 1)
+    shape = Shape(
+        call.q.shape[1], call.q.shape[2], call.k.shape[2], size, stride, _ceil_div(stride, block.keys)
+    )
+    problem = Problem(
+        score=pair(call.q, call.k),
+        left=pair(call.q_left, call.k_left),
+        right=pair(call.q_right, call.k_right),
+        local=pair(call.q_local, call.k_local),
+        v=_matrix(call.v),
+        mask=_plane(None if call.attn_mask is None else call.attn_mask.view(torch.uint8)),
+        bias=_plane(call.attn_bias),
+        origin=call.segment_origin,
+        seed=call.seed,
+        shape=shape,
+        drop_below=min(int(call.dropout_p * 2**32), 2**32 - 1),
+        keep_scale=1 / (1 - call.dropout_p) if call.dropout_p < 1 else 0.0,
+    )
+    options = Options(
+        additive=call.q_local is not None,
+        causal=call.is_causal,
+        exact=call.exact,
+        segments="none" if size == 1 else "short" if size <= block.keys else "long",
+        mask=_plane_kind(call.attn_mask),
+        bias=_plane_kind(call.attn_bias),
+        dropout=call.dropout_p > 0,
+        precision="tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee",
+        interpreted_bf16=interpreted() and call.q.dtype == torch.bfloat16,
+        score=padded(call.q.shape[-1]),
+        left=padded(call.q_left.shape[-1]),
+        right=padded(call.q_right.shape[-1]),
+        local=padded(0 if call.q_local is None else call.q_local.shape[-1]),
+        value=padded(call.v.shape[-1]),
+        rows=block.rows,
+        keys=block.keys,
+    )
+    return problem, options
+
+
+def padded(width: int) -> int:
+    """Round a head width up to what a matrix instruction takes."""
+    return max(16, 1 << (width - 1).bit_length()) if width else 16
+
+
+def count_tiles(call: Call, shape: Any) -> int:
+    """Count the tiles of keys, as many as the sequence has whose segments start at the worst key."""
+    shift = 0 if call.segment_origin is None else call.segment_size - 1
+    return _ceil_div(call.k.shape[2] + shift, shape.stride) * int(shape.tiles_per_stride)
+
+
+def _launch(kernel: Any, programs: int, q: Tensor, block: Block, *arguments: Any, **options: Any) -> None:
+    if programs:
+        with _device(q):
+            kernel[(programs,)](
+                *arguments, **options, num_warps=block.warps, num_stages=block.stages, enable_fp_fusion=True
+            )
+
+
+def _device(x: Tensor) -> AbstractContextManager[Any]:
+    """Make the tensor's GPU the current one, on which Triton launches."""
+    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
+
+
+def _runs(queries: int) -> Iterator[tuple[int, int]]:
+    for first in range(0, queries, QUERIES_AT_ONCE):
+        yield first, min(queries, first + QUERIES_AT_ONCE)
+
+
+def _matrix(x: Tensor) -> Matrix:
+    batch, head, row, _ = x.stride()
+    return Matrix(x, batch, head, row, x.shape[-1])
+
+
+def _plane(x: Tensor | None) -> Plane | None:
+    if x is None:
+        return None
+    batch, head, query, key = x.stride()
+    return Plane(x, batch, head, query, key)
+
+
+def _plane_kind(x: Tensor | None) -> str:
+    if x is None:
+        return "none"
+    return "keys" if x.stride(2) == 0 or x.shape[2] == 1 else "full"
+
+
+def _ceil_div(a: int, b: int) -> int:
+    return -(-a // b)

@@ -1,0 +1,181 @@
+"""The Triton kernels in Triton's interpreter against the float64 oracle, and what they promise besides."""
+
+import math
+
+import pytest
+import torch
+from configuration import (
+    Configuration,
+    attention_mask,
+    call,
+    check,
+    draw,
+    leaves,
+    options,
+    output_and_gradients,
+    tensors,
+)
+from test_dropout import check_given_the_mask
+
+from diffwindow import ops
+from diffwindow.kernels import operator
+
+triton_launch = pytest.importorskip("diffwindow.kernels.triton_launch", reason="triton is not installed")
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU runs them instead, see test_gpu.py")
+
+KINDS = pytest.mark.parametrize("additive", [False, True], ids=["multiplicative", "additive"])
+SMALL = {"queries": 21, "keys": 37, "batch": 1, "heads": 1}
+VARIANTS = {
+    "plain": {},
+    "causal": {"causal": True, "queries": 40},
+    "exact": {"expectation": "exact"},
+    "segments": {"segment_size": 5},
+    "exact segments from an origin": {
+        "segment_size": 5, "expectation": "exact", "origin": True, "causal": True
+    },
+    "segments longer than a tile": {"segment_size": 21, "origin": True},
+    "exact segments longer than a tile": {"segment_size": 20, "expectation": "exact", "causal": True},
+    "fp16": {"dtype": torch.float16},
+    "bf16 views": {"dtype": torch.bfloat16, "stacked": True, "causal": True},
+    "widths": {"widths": (7, 64, 20, 7, 40)},
+    "padding": {"mask": "padding", "batch": 2},
+    "rows that see nothing": {"mask": "hides all", "heads": 2},
+    "one query": {"queries": 1},
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True, scope="module")
+def fast_interpreter():
+    from interpreter import patch_once
+
+    patch_once()
+
+
+@KINDS
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_option(additive, variant):
+    check(Configuration(additive=additive, **(SMALL | VARIANTS[variant])), "triton")
+
+
+def small_draws(seeds: range) -> list[Configuration]:
+    """Draw configurations, and keep those that the interpreter computes in seconds."""
+    drawn = [draw(seed) for seed in seeds]
+    return [x for x in drawn if x.batch * x.heads * math.ceil(x.queries / 32) * math.ceil(x.keys / 16) <= 6]
+
+
+def test_random_configurations():
+    for config in small_draws(range(1000, 1060)):
+        check(config, "triton")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_many_random_configurations():
+    for config in map(draw, range(2000, 2300)):
+        check(config, "triton")
+
+
+@KINDS
+def test_output_and_gradients_given_the_dropout_mask(additive, monkeypatch):
+    config = Configuration(additive=additive, **(SMALL | {"batch": 2}))
+    check_given_the_mask(config, 0.3, "triton", monkeypatch)
+
+
+@KINDS
+@pytest.mark.parametrize("shape", [(37,), (1, 21, 37)], ids=["of keys", "of queries and keys"])
+def test_bias_acts_on_the_score_and_hides_where_it_is_infinite(additive, shape):
+    bias = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    bias[..., 3] = bias[..., 30:] = -math.inf
+    results = []
+    for impl, dtype in (("reference", torch.float64), ("triton", torch.float32)):
+        inputs = leaves(Configuration(additive=additive, **SMALL), dtype)
+        out = call(inputs, impl=impl, attn_bias=bias.to(dtype))
+        results.append([out, *torch.autograd.grad(out.sin().sum(), inputs)])
+    for true, ours in zip(*results, strict=True):
+        torch.testing.assert_close(ours.double(), true, rtol=1e-5, atol=1e-5)
+
+
+@KINDS
+@pytest.mark.parametrize("segment_size", [1, 3])
+def test_runs_of_queries_add_up(additive, segment_size, monkeypatch):
+    monkeypatch.setattr(triton_launch, "QUERIES_AT_ONCE", 16)
+    small = SMALL | {"queries": 35}
+    check(Configuration(additive=additive, causal=True, segment_size=segment_size, **small), "triton")
+    check(Configuration(additive=additive, dtype=torch.bfloat16, segment_size=30, **small), "triton")
+
+
+@KINDS
+def test_results_are_written_in_full(additive, monkeypatch):
+    # Memory comes filled with NaN: what a kernel forgets to write shows, and what it reads before it wrote.
+    config = Configuration(additive=additive, mask="padding", causal=True, **SMALL)
+    expected = output_and_gradients(config, "triton", torch.float32)
+    outputs, grads, empty = operator.empty_outputs, operator.empty_grads, torch.empty
+    poison = lambda xs: type(xs)(x.fill_(math.nan) for x in xs)  # noqa: E731
+    monkeypatch.setattr(operator, "empty_outputs", lambda call: poison(outputs(call)))
+    monkeypatch.setattr(operator, "empty_grads", lambda call: poison(grads(call)))
+    monkeypatch.setattr(torch, "empty", lambda *shape, **how: empty(*shape, **how).fill_(math.nan))
+    found = output_and_gradients(config, "triton", torch.float32)
+    assert all(map(torch.equal, expected, found))
+
+
+@KINDS
+def test_a_row_that_sees_nothing_is_zero_with_zero_gradients(additive):
+    inputs = leaves(Configuration(additive=additive, **SMALL), torch.float32)
+    mask = torch.ones(21, 37, dtype=torch.bool)
+    mask[4] = False
+    out = call(inputs, impl="triton", attn_mask=mask)
+    assert not out[:, :, 4].any()
+    assert out.isfinite().all()
+    grads = torch.autograd.grad(out[:, :, 4].sum(), inputs)
+    assert not any(grad.any() for grad in grads)
+
+
+@KINDS
+@pytest.mark.filterwarnings("ignore:All-NaN slice")
+def test_nan_is_not_swallowed(additive):
+    for place in range(9 if additive else 7):
+        inputs = [x.float() for x in tensors(Configuration(additive=additive, **SMALL))]
+        inputs[place][0, 0, 3, 0] = math.nan
+        assert call(inputs, impl="triton").isnan().any(), place
+
+
+@KINDS
+def test_hidden_keys_may_hold_nan(additive):
+    config = Configuration(additive=additive, mask="padding", **(SMALL | {"batch": 2}))
+    inputs, chosen = [x.float() for x in tensors(config)], options(config)
+    expected = call(inputs, impl="triton", **chosen)
+    hidden = ~attention_mask(config)[:, 0, 0]
+    assert hidden.any()
+    for place in (1, 4, 6, 8)[: 4 if additive else 3]:
+        inputs[place].transpose(1, 2)[hidden] = math.nan
+    assert torch.equal(call(inputs, impl="triton", **chosen), expected)
+
+
+def test_empty_lengths():
+    for queries, keys in ((0, 5), (3, 0)):
+        inputs = leaves(Configuration(queries=queries, keys=keys), torch.float32)
+        out = call(inputs, impl="triton")
+        assert out.shape == (2, 2, queries, 16)
+        assert not out.any()
+        assert not any(grad.any() for grad in torch.autograd.grad(out.sum(), inputs))
+
+
+def test_what_the_kernels_lack_is_an_error_by_name():
+    inputs = leaves(Configuration(**SMALL), torch.float32)
+    bias = torch.zeros(37, requires_grad=True)
+    with pytest.raises(ValueError, match=r"impl=.triton. is not available: .*lack gradients of attn_bias"):
+        call(inputs, impl="triton", attn_bias=bias)
+    wide = leaves(Configuration(**SMALL, widths=(16, 16, 16, 16, 257)), torch.float32)
+    with pytest.raises(ValueError, match="lack heads wider than 256"):
+        call(wide, impl="triton")
+    with pytest.raises(ValueError, match="float64 is not"):
+        call(leaves(Configuration(**SMALL), torch.float64), impl="triton")
+
+
+def test_only_a_request_runs_the_interpreter(monkeypatch):
+    half = torch.zeros(1, 1, 1, 1, dtype=torch.float16)
+    assert ops.choose_impl("triton", half) == "triton"
+    assert ops.choose_impl("auto", half) == "reference"
+    monkeypatch.setitem(ops.SUPPORT, "triton", ops.SUPPORT["triton"]._replace(on_request=()))
+    with pytest.raises(ValueError, match="the tensors are on cpu, not on cuda"):
+        ops.choose_impl("triton", half)
