@@ -14,11 +14,10 @@ from samples.configurations import (
     MASKS,
     Configuration,
     as_views,
-    attention_mask,
     call,
     check,
+    check_unseen,
     draw,
-    incoming,
     leaves,
     options,
     output_and_gradients,
@@ -138,30 +137,7 @@ def test_nan_is_not_swallowed(additive):
 )
 @pytest.mark.parametrize("mask_kind", ["padding", "per query", "bias"])
 def test_what_nobody_sees_may_be_nan(additive, impl, dtype, hidden, mask_kind):
-    """Keys and values hidden from all, and a query that sees nothing: outputs and gradients are the same."""
-    config = Configuration(additive=additive, seed=3, mask="per head" if mask_kind == "per query" else "none")
-    mask = attention_mask(config)
-    mask = torch.ones(2, 1, 1, 65, dtype=torch.bool) if mask is None else mask.clone()
-    mask[..., hidden] = False
-    blind = mask_kind == "per query"
-    if blind:
-        mask[:, :, 4] = False
-    chosen = {"attn_mask": mask}
-    if mask_kind == "bias":
-        chosen = {"attn_bias": torch.zeros(mask.shape).masked_fill(~mask, -math.inf)}
-    results = []
-    for filling in (0.0, math.nan):
-        inputs = [x.to(dtype) for x in tensors(config)]
-        for place, x in enumerate(inputs):
-            if place in (1, 2, 4, 6, 8):
-                x[:, :, hidden] = filling
-            elif blind:
-                x[:, :, 4] = filling
-        inputs = [x.requires_grad_() for x in inputs]
-        out = call(inputs, impl=impl, **chosen)
-        results.append([out, *torch.autograd.grad(out, inputs, incoming(config).to(dtype))])
-    for clean, found in zip(*results, strict=True):
-        assert torch.equal(found, clean)
+    check_unseen(Configuration(additive=additive, seed=3, dtype=dtype), hidden, mask_kind, impl)
 
 
 def test_projected_views_are_not_copied(monkeypatch):

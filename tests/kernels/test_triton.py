@@ -6,12 +6,11 @@ import pytest
 import torch
 from configuration import (
     Configuration,
-    attention_mask,
     call,
     check,
+    check_unseen,
     draw,
     leaves,
-    options,
     output_and_gradients,
     tensors,
 )
@@ -41,6 +40,9 @@ VARIANTS = {
     "padding": {"mask": "padding", "batch": 2},
     "rows that see nothing": {"mask": "hides all", "heads": 2},
     "one query": {"queries": 1},
+    "bias of keys": {"bias": "per key"},
+    "bias that hides": {"bias": "hides", "dtype": torch.bfloat16},
+    "lowest bias": {"bias": "lowest"},
 }  # fmt: skip
 
 
@@ -79,20 +81,6 @@ def test_many_random_configurations():
 def test_output_and_gradients_given_the_dropout_mask(additive, monkeypatch):
     config = Configuration(additive=additive, **(SMALL | {"batch": 2}))
     check_given_the_mask(config, 0.3, "triton", monkeypatch)
-
-
-@KINDS
-@pytest.mark.parametrize("shape", [(37,), (1, 21, 37)], ids=["of keys", "of queries and keys"])
-def test_bias_acts_on_the_score_and_hides_where_it_is_infinite(additive, shape):
-    bias = torch.randn(shape, generator=torch.Generator().manual_seed(1))
-    bias[..., 3] = bias[..., 30:] = -math.inf
-    results = []
-    for impl, dtype in (("reference", torch.float64), ("triton", torch.float32)):
-        inputs = leaves(Configuration(additive=additive, **SMALL), dtype)
-        out = call(inputs, impl=impl, attn_bias=bias.to(dtype))
-        results.append([out, *torch.autograd.grad(out.sin().sum(), inputs)])
-    for true, ours in zip(*results, strict=True):
-        torch.testing.assert_close(ours.double(), true, rtol=1e-5, atol=1e-5)
 
 
 @KINDS
@@ -140,15 +128,22 @@ def test_nan_is_not_swallowed(additive):
 
 
 @KINDS
-def test_hidden_keys_may_hold_nan(additive):
-    config = Configuration(additive=additive, mask="padding", **(SMALL | {"batch": 2}))
-    inputs, chosen = [x.float() for x in tensors(config)], options(config)
-    expected = call(inputs, impl="triton", **chosen)
-    hidden = ~attention_mask(config)[:, 0, 0]
-    assert hidden.any()
-    for place in (1, 4, 6, 8)[: 4 if additive else 3]:
-        inputs[place].transpose(1, 2)[hidden] = math.nan
-    assert torch.equal(call(inputs, impl="triton", **chosen), expected)
+@pytest.mark.parametrize("kind", ["padding", "per query", "bias"])
+def test_what_nobody_sees_may_be_nan(additive, kind):
+    check_unseen(Configuration(additive=additive, seed=3, **SMALL), slice(13, 20), kind, "triton")
+
+
+def test_keys_after_the_last_causal_query_may_be_nan():
+    config = Configuration(**SMALL)
+    results = []
+    for filling in (0.0, math.nan):
+        inputs = [x.float() for x in tensors(config)]
+        for place in (1, 2, 4, 6, 8):
+            inputs[place][:, :, 21:] = filling
+        inputs = [x.requires_grad_() for x in inputs]
+        out = call(inputs, impl="triton", is_causal=True)
+        results.append([out, *torch.autograd.grad(out.sum(), inputs)])
+    assert all(map(torch.equal, *results))
 
 
 def test_empty_lengths():
@@ -163,10 +158,12 @@ def test_empty_lengths():
 def test_what_the_kernels_lack_is_an_error_by_name():
     inputs = leaves(Configuration(**SMALL), torch.float32)
     bias = torch.zeros(37, requires_grad=True)
-    with pytest.raises(ValueError, match=r"impl=.triton. is not available: .*lack gradients of attn_bias"):
+    with pytest.raises(
+        ValueError, match=r"impl=.triton. is not available: .*not support gradients of attn_bias"
+    ):
         call(inputs, impl="triton", attn_bias=bias)
     wide = leaves(Configuration(**SMALL, widths=(16, 16, 16, 16, 257)), torch.float32)
-    with pytest.raises(ValueError, match="lack heads wider than 256"):
+    with pytest.raises(ValueError, match="not support heads wider than 256"):
         call(wide, impl="triton")
     with pytest.raises(ValueError, match="float64 is not"):
         call(leaves(Configuration(**SMALL), torch.float64), impl="triton")

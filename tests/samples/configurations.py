@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from unittest.mock import patch
 
 import torch
@@ -250,11 +250,11 @@ class RoundedProduct(torch.autograd.Function):
 def matrix_units(dtype: torch.dtype) -> Iterator[None]:
     """Let the reference round what it multiplies to `dtype`."""
 
-    def scores(q: Tensor, k: Tensor, scale: float | None = None) -> Tensor:
-        scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    def scores(q: Tensor, k: Tensor, scale: float | None = None, *, mask: Tensor | None = None) -> Tensor:
+        scale = functional.default_scale(q.shape[-1]) if scale is None else scale
         return RoundedProduct.apply(q.float(), k.float().mT, dtype) * scale
 
-    def attend(weights: Tensor, v: Tensor) -> Tensor:
+    def attend(weights: Tensor, v: Tensor, *, mask: Tensor | None = None) -> Tensor:
         return RoundedProduct.apply(weights, v.float(), dtype).to(dtype)
 
     with patch.multiple(functional, scores=scores, attend=attend):
@@ -284,3 +284,33 @@ def check(config: Configuration, impl: str = "cpu") -> None:
         allowed = (3 if place else 2) * (plain.double() - true).abs().max().item() + floor
         error = (ours.double() - true).abs().max().item()
         assert error <= allowed, f"result {place}: error {error:.3g} > {allowed:.3g} in {config}"
+
+
+def check_unseen(config: Configuration, hidden: slice, kind: str, impl: str) -> None:
+    """Hold that keys and values hidden from all, and queries that see nothing, may be NaN.
+
+    `kind` says what hides: "padding", "per query", which blinds a query too, or "bias".
+    """
+    mask = attention_mask(replace(config, mask="per head" if kind == "per query" else "none"))
+    q = config.queries
+    mask = torch.ones(config.batch, 1, 1, config.keys, dtype=torch.bool) if mask is None else mask.clone()
+    mask[..., hidden] = False
+    blind = kind == "per query"
+    if blind:
+        mask[:, :, q // 2] = False
+    chosen = {"attn_mask": mask}
+    if kind == "bias":
+        chosen = {"attn_bias": torch.zeros(mask.shape).masked_fill(~mask, -math.inf)}
+    results = []
+    for filling in (0.0, math.nan):
+        inputs = [x.to(config.dtype) for x in tensors(config)]
+        for place, x in enumerate(inputs):
+            if place in (1, 2, 4, 6, 8):
+                x[:, :, hidden] = filling
+            elif blind:
+                x[:, :, q // 2] = filling
+        inputs = [x.requires_grad_() for x in inputs]
+        out = call(inputs, impl=impl, **chosen)
+        results.append([out, *torch.autograd.grad(out, inputs, incoming(config))])
+    for clean, found in zip(*results, strict=True):
+        assert torch.equal(found, clean)

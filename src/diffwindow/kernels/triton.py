@@ -31,7 +31,7 @@ def why_not() -> str | None:
 
 def row_width(call: Call) -> int:
     """Return how many floats backward needs of each query: the normalisers of weights and both boundaries."""
-    return 3
+    return 4
 
 
 def forward(call: Call, out: Tensor, rows: Tensor) -> None:

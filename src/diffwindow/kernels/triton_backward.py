@@ -26,11 +26,11 @@ from diffwindow.kernels.triton_tiles import (
     boundary_sums,
     compose_window,
     count_tiles,
-    find_visible,
     kept_share,
     load_keys,
     load_queries,
     load_rows,
+    look,
     narrow,
     place_of,
     product,
@@ -65,11 +65,28 @@ class Carry(NamedTuple):
 
 
 @triton.jit
-def load_row_values(base, head, row_count, rows, inside):
-    """Load three values of each row from `[head, row, 3]`."""
+def load_norms(base, head, row_count, rows, inside):
+    """Load the normalisers of rows from `[head, row, 4]`."""
+    row = base + (head * row_count + rows) * 4
+    top = tl.load(row, mask=inside, other=0.0)
+    inverse = tl.load(row + 1, mask=inside, other=0.0)
+    left = tl.load(row + 2, mask=inside, other=0.0)
+    return Norms(top, inverse, left, tl.load(row + 3, mask=inside, other=0.0))
+
+
+@triton.jit
+def load_totals(base, head, row_count, rows, inside):
+    """Load the totals of rows from `[head, row, 3]`."""
     row = base + (head * row_count + rows) * 3
-    first = tl.load(row, mask=inside, other=0.0)
-    return first, tl.load(row + 1, mask=inside, other=0.0), tl.load(row + 2, mask=inside, other=0.0)
+    delta = tl.load(row, mask=inside, other=0.0)
+    left = tl.load(row + 1, mask=inside, other=0.0)
+    return Totals(delta, left, tl.load(row + 2, mask=inside, other=0.0))
+
+
+@triton.jit
+def normalise(x, norms):
+    """Return the weights of a tile of logits, before dropout."""
+    return tl.exp2(x - norms.top[:, None]) * norms.inverse[:, None]
 
 
 @triton.jit
@@ -133,12 +150,12 @@ def boundary_gradients(
 
 @triton.jit
 def differentiate(p, place, queries, keys, grad, norms, totals, carry, how: tl.constexpr):
-    """Return a tile's weights as they met the values, its gradients, and the steps of what rows carry.
+    """Return the keys seen, the weights as they met the values, gradients, and the steps of what rows carry.
 
     The gradients are those of the scores, the local scores, and the left and right boundaries' logits; the
     steps are those of F and of the prefix sums, left and right.
     """
-    visible = find_visible(p, place, queries, keys, how)
+    visible, keys = look(p, place, queries, keys, how)
     phi_left, phi_right = boundaries(p, place, queries, keys, visible, norms, how)
     sums_left = boundary_sums(p, phi_left, carry.before_left, carry.mass_left, how)
     sums_right = boundary_sums(p, phi_right, carry.before_right, carry.mass_right, how)
@@ -146,7 +163,7 @@ def differentiate(p, place, queries, keys, grad, norms, totals, carry, how: tl.c
         phi_left, phi_right, sums_left[0], sums_left[1], sums_right[0], sums_right[1], how
     )
     x, local = weight_logits(p, place, queries, keys, visible, window, how)
-    weights = tl.exp2(x - norms.weights[:, None])
+    weights = normalise(x, norms)
     dweights, kept = weight_gradients(p, place, queries, keys, grad, how)
     ds, dm = score_gradients(weights, local, window, dweights, totals.delta, how)
     dleft, dright, scan_left, scan_right = boundary_gradients(
@@ -156,7 +173,7 @@ def differentiate(p, place, queries, keys, grad, norms, totals, carry, how: tl.c
     if not how.additive:
         met *= window
     steps = (tl.sum(phi_left, 1), tl.sum(phi_right, 1), scan_left, scan_right)
-    return met, (ds, ds * window, dleft, dright), steps
+    return keys, met, (ds, ds * window, dleft, dright), steps
 
 
 @triton.jit
@@ -172,7 +189,7 @@ def find_totals(p, place, queries, grad, norms, tiles, how: tl.constexpr):
     before_left, before_right, mass_left, mass_right = zeros, zeros, zeros, zeros
     for tile in range(0, tiles):
         keys = tile_keys(p, place, tile, how)
-        visible = find_visible(p, place, queries, keys, how)
+        visible, keys = look(p, place, queries, keys, how)
         if how.segments == "long":  # noqa: SIM102 (decided at compile time, the other at run time)
             if tile % p.shape.tiles_per_stride == 0:
                 before_left += mass_left
@@ -186,7 +203,7 @@ def find_totals(p, place, queries, grad, norms, tiles, how: tl.constexpr):
             before_left += tl.sum(phi_left, 1)
             before_right += tl.sum(phi_right, 1)
         x, local = weight_logits(p, place, queries, keys, visible, window, how)
-        weights = tl.exp2(x - norms.weights[:, None])
+        weights = normalise(x, norms)
         dweights, _ = weight_gradients(p, place, queries, keys, grad, how)
         share = weights * dweights
         if how.additive:
@@ -217,9 +234,9 @@ def segment_window_gradient(
     total = tl.zeros([how.rows], tl.float32)
     for part in range(tile, tile + p.shape.tiles_per_stride):
         keys = tile_keys(p, place, part, how)
-        visible = find_visible(p, place, queries, keys, how)
+        visible, keys = look(p, place, queries, keys, how)
         x, local = weight_logits(p, place, queries, keys, visible, window[:, None], how)
-        weights = tl.exp2(x - norms.weights[:, None])
+        weights = normalise(x, norms)
         dweights, _ = weight_gradients(p, place, queries, keys, grad, how)
         _, dm = score_gradients(weights, local, window[:, None], dweights, delta, how)
         total += tl.sum(dm, 1)
@@ -243,10 +260,11 @@ def query_kernel(
     head = place.batch * p.shape.heads + place.head
     rows = first_row + block * how.rows + tl.arange(0, how.rows)
     inside = rows < last_row
-    queries = load_queries(p, place, rows, inside, how)
-    grad = load_rows(dout, place, rows, inside, how.value)
-    norm, norm_left, norm_right = load_row_values(statistics, head, p.shape.queries, rows, inside)
-    norms = Norms(norm, norm_left, norm_right)
+    norms = load_norms(statistics, head, p.shape.queries, rows, inside)
+    # Queries that see no key may hold anything.
+    seeing = inside & (norms.inverse != 0.0)
+    queries = load_queries(p, place, rows, seeing, how)
+    grad = load_rows(dout, place, rows, seeing, how.value)
     tiles = count_tiles(p, place, rows, how)
     totals = find_totals(p, place, queries, grad, norms, tiles, how)
     kept = row_totals + (head * row_count + rows - first_row) * 3
@@ -289,7 +307,7 @@ def query_kernel(
         tl.store(address + 2 * row_count, carry.scan_left, mask=inside)
         tl.store(address + 3 * row_count, carry.scan_right, mask=inside)
         keys = tile_keys(p, place, tile, how)
-        _, gradients, steps = differentiate(p, place, queries, keys, grad, norms, totals, carry, how)
+        keys, _, gradients, steps = differentiate(p, place, queries, keys, grad, norms, totals, carry, how)
         if how.segments != "long":
             before_left += steps[0]
             before_right += steps[1]
@@ -348,20 +366,18 @@ def key_kernel(
     for start in range(begin, last_row, how.rows):
         rows = start + tl.arange(0, how.rows)
         inside = rows < last_row
-        queries = load_queries(p, place, rows, inside, how)
-        grad = load_rows(dout, place, rows, inside, how.value)
-        norm, norm_left, norm_right = load_row_values(statistics, head, p.shape.queries, rows, inside)
-        delta, left, right = load_row_values(row_totals, head, row_count, rows - first_row, inside)
+        norms = load_norms(statistics, head, p.shape.queries, rows, inside)
+        seeing = inside & (norms.inverse != 0.0)
+        queries = load_queries(p, place, rows, seeing, how)
+        grad = load_rows(dout, place, rows, seeing, how.value)
+        totals = load_totals(row_totals, head, row_count, rows - first_row, inside)
         address = carry_address(carries, head, tile, all_tiles, row_count, rows - first_row, how)
-        been = inside
+        # Nobody has been in a tile after the last key, and no causal query in one after itself.
+        been = inside & (first_key < p.shape.keys)
         if how.causal:
-            # Queries before the tile have not been there, and have kept nothing.
             been &= rows >= first_key
         carry = load_carry(address, row_count, been, how)
-        met, gradients, _ = differentiate(
-            p, place, queries, keys, grad, Norms(norm, norm_left, norm_right), Totals(delta, left, right),
-            carry, how,
-        )  # fmt: skip
+        _, met, gradients, _ = differentiate(p, place, queries, keys, grad, norms, totals, carry, how)
         sum_value += product(tl.trans(narrow(met, grad.dtype, how)), grad, how)
         sum_score += product(tl.trans(narrow(gradients[0], grad.dtype, how)), queries.score, how)
         if how.additive:

@@ -16,10 +16,10 @@ from diffwindow.kernels.triton_tiles import (
     boundary_sums,
     compose_window,
     count_tiles,
-    find_visible,
     kept_share,
     load_keys,
     load_queries,
+    look,
     narrow,
     normaliser,
     place_of,
@@ -33,18 +33,18 @@ from diffwindow.kernels.triton_tiles import (
 
 @triton.jit
 def point(p, place, queries, tiles, how: tl.constexpr):
-    """Sweep the keys for the normalisers of both boundaries; that of the weights is left zero."""
+    """Sweep the keys for the normalisers of both boundaries; those of the weights are left zero."""
     top_left = tl.full([how.rows], LOWEST, tl.float32)
     top_right = tl.full([how.rows], LOWEST, tl.float32)
     zeros = tl.zeros([how.rows], tl.float32)
     total_left, total_right = zeros, zeros
     for tile in range(0, tiles):
         keys = tile_keys(p, place, tile, how)
-        visible = find_visible(p, place, queries, keys, how)
+        visible, keys = look(p, place, queries, keys, how)
         left, right = boundary_logits(p, place, queries, keys, visible, how)
         top_left, total_left = add_to_softmax(left, top_left, total_left)
         top_right, total_right = add_to_softmax(right, top_right, total_right)
-    return Norms(zeros, normaliser(top_left, total_left), normaliser(top_right, total_right))
+    return Norms(zeros, zeros, normaliser(top_left, total_left), normaliser(top_right, total_right))
 
 
 @triton.jit
@@ -65,7 +65,7 @@ def forward_kernel(p, out, statistics, how: tl.constexpr):
     gathered = tl.zeros([how.rows, how.value], tl.float32)
     for tile in range(0, tiles):
         keys = tile_keys(p, place, tile, how)
-        visible = find_visible(p, place, queries, keys, how)
+        visible, keys = look(p, place, queries, keys, how)
         if how.segments == "long":  # noqa: SIM102 (decided at compile time, the other at run time)
             if tile % p.shape.tiles_per_stride == 0:
                 before_left += mass_left
@@ -91,9 +91,10 @@ def forward_kernel(p, out, statistics, how: tl.constexpr):
         v = load_keys(p.v, place, keys, how.value)
         gathered = gathered * shrink[:, None] + product(narrow(weights, v.dtype, how), v, how)
     # A row that sees nothing has gathered zeros.
-    gathered /= tl.where(total == 0.0, 1.0, total)[:, None]
-    store_rows(out, place, rows, queries.inside, gathered, how.value, how)
-    row = statistics + ((place.batch * p.shape.heads + place.head) * p.shape.queries + rows) * 3
-    tl.store(row, normaliser(top, total), mask=queries.inside)
-    tl.store(row + 1, norms.left, mask=queries.inside)
-    tl.store(row + 2, norms.right, mask=queries.inside)
+    inverse = tl.where(total == 0.0, 0.0, 1.0 / tl.where(total == 0.0, 1.0, total))
+    store_rows(out, place, rows, queries.inside, gathered * inverse[:, None], how.value, how)
+    row = statistics + ((place.batch * p.shape.heads + place.head) * p.shape.queries + rows) * 4
+    tl.store(row, top, mask=queries.inside)
+    tl.store(row + 1, inverse, mask=queries.inside)
+    tl.store(row + 2, norms.left, mask=queries.inside)
+    tl.store(row + 3, norms.right, mask=queries.inside)

@@ -29,6 +29,10 @@ def forward(call: Call, out: Tensor, rows: Tensor) -> None:
 
 def backward(call: Call, grad: Tensor, rows: Tensor, grads: list[Tensor]) -> None:
     """Fill `grads`."""
+    if call.q.shape[2] == 0:
+        for x in grads:
+            x.zero_()
+        return
     blocks = choose(call)
     problem, options = describe(call, blocks.query)
     by_name = dict(zip(call.differentiable, grads, strict=True))

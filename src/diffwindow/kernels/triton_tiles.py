@@ -14,7 +14,9 @@ import triton.language as tl
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
 # Stands for "nothing seen yet": finite, so that differences are.
-LOWEST = tl.constexpr(-1e30)
+LOWEST = tl.constexpr(-3.4028234663852886e38)
+# The lowest finite number is a bias too, and must stay finite over log 2.
+LOWEST_BIAS = tl.constexpr(-2e38)
 
 
 class Matrix(NamedTuple):
@@ -126,9 +128,13 @@ class Keys(NamedTuple):
 
 
 class Norms(NamedTuple):
-    """The normalisers of rows, log2 Σ 2^logit, of the weights and of both boundaries."""
+    """The normalisers of rows: log2 Σ 2^logit of both boundaries, and what the weights have instead.
 
-    weights: Any
+    That is the largest logit and 1 / Σ 2^(logit − largest), or 0 in a row that sees no key.
+    """
+
+    top: Any
+    inverse: Any
     left: Any
     right: Any
 
@@ -232,16 +238,23 @@ def load_plane(x, place, queries, keys, kind: tl.constexpr):
 
 
 @triton.jit
-def find_visible(p, place, queries, keys, how: tl.constexpr):
-    """Return which query of a tile sees which key."""
+def look(p, place, queries, keys, how: tl.constexpr):
+    """Return which query of a tile sees which key, and the keys without those that no query sees.
+
+    Those must not be loaded: a product with a weight of 0 would keep their NaN.
+    """
     visible = queries.inside[:, None] & keys.inside[None, :]
     if how.causal:
         visible &= keys.index[None, :] <= queries.index[:, None]
     if how.mask != "none":
         visible &= load_plane(p.mask, place, queries, keys, how.mask) != 0
     if how.bias != "none":
-        visible &= load_plane(p.bias, place, queries, keys, how.bias) > float("-inf")
-    return visible
+        visible &= load_plane(p.bias, place, queries, keys, how.bias) != float("-inf")
+    if how.causal:
+        keys = Keys(keys.index, keys.inside & (keys.index < p.shape.queries))
+    if how.mask != "none" or how.bias != "none":
+        keys = Keys(keys.index, keys.inside & (tl.max(visible.to(tl.int32), 0) > 0))
+    return visible, keys
 
 
 @triton.jit
@@ -281,7 +294,7 @@ def segment_masses(p, place, queries, tile, norms, how: tl.constexpr):
     mass_right = tl.zeros([how.rows], tl.float32)
     for part in range(tile, tile + p.shape.tiles_per_stride):
         keys = tile_keys(p, place, part, how)
-        visible = find_visible(p, place, queries, keys, how)
+        visible, keys = look(p, place, queries, keys, how)
         phi_left, phi_right = boundaries(p, place, queries, keys, visible, norms, how)
         mass_left += tl.sum(phi_left, 1)
         mass_right += tl.sum(phi_right, 1)
@@ -294,7 +307,8 @@ def weight_logits(p, place, queries, keys, visible, window, how: tl.constexpr):
     k = load_keys(p.score.k, place, keys, how.score)
     x = scores(queries.score, k, p.score.scale, visible, float("-inf"), how)
     if how.bias != "none":
-        x += load_plane(p.bias, place, queries, keys, how.bias) * LOG2_E
+        bias = load_plane(p.bias, place, queries, keys, how.bias)
+        x += tl.maximum(bias, LOWEST_BIAS, propagate_nan=tl.PropagateNan.ALL) * LOG2_E
     local = x
     if how.additive:
         k_local = load_keys(p.local.k, place, keys, how.local)
