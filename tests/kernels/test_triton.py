@@ -4,7 +4,10 @@ import math
 
 import pytest
 import torch
-from configuration import (
+
+from diffwindow import ops
+from diffwindow.kernels import operator
+from samples.configurations import (
     Configuration,
     call,
     check,
@@ -14,10 +17,7 @@ from configuration import (
     output_and_gradients,
     tensors,
 )
-from test_dropout import check_given_the_mask
-
-from diffwindow import ops
-from diffwindow.kernels import operator
+from samples.dropout import check_given_the_mask
 
 triton_launch = pytest.importorskip("diffwindow.kernels.triton_launch", reason="triton is not installed")
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU runs them instead, see test_gpu.py")
@@ -48,7 +48,7 @@ VARIANTS = {
 
 @pytest.fixture(autouse=True, scope="module")
 def fast_interpreter():
-    from interpreter import patch_once
+    from samples.interpreter import patch_once
 
     patch_once()
 

@@ -373,7 +373,7 @@ def key_kernel(
         totals = load_totals(row_totals, head, row_count, rows - first_row, inside)
         address = carry_address(carries, head, tile, all_tiles, row_count, rows - first_row, how)
         # Nobody has been in a tile after the last key, and no causal query in one after itself.
-        been = inside & (first_key < p.shape.keys)
+        been = rows < tl.where(first_key < p.shape.keys, last_row, 0)
         if how.causal:
             been &= rows >= first_key
         carry = load_carry(address, row_count, been, how)
