@@ -8,9 +8,6 @@ import torch
 from diffwindow.kernels.operator import Call
 from diffwindow.kernels.triton import interpreted
 
-# The widest head that the kernels take: wider tiles do not fit the memory of a multiprocessor.
-WIDEST = 256
-
 
 class Block(NamedTuple):
     """Queries and keys of a tile, and the warps and pipeline stages that work on it."""
@@ -29,9 +26,41 @@ class Blocks(NamedTuple):
     key: Block
 
 
-# By target and by the widest head; the first width that is wide enough counts.
-TABLE: dict[str, dict[int, Blocks]] = {
-    "sm_80": {256: Blocks(Block(64, 32, 4, 2), Block(32, 32, 8, 2), Block(32, 32, 4, 2))},
+# By target, type and widest head; the first width that is wide enough counts.
+TABLE: dict[str, dict[str, dict[int, Blocks]]] = {
+    "sm_80": {
+        "fp16": {
+            64: Blocks(Block(64, 32, 4, 2), Block(32, 32, 8, 2), Block(32, 32, 4, 2)),
+            128: Blocks(Block(32, 32, 4, 2), Block(16, 32, 4, 1), Block(16, 32, 4, 1)),
+            256: Blocks(Block(16, 32, 4, 1), Block(16, 16, 4, 1), Block(16, 16, 4, 1)),
+        },
+        "fp32": {
+            64: Blocks(Block(32, 32, 4, 1), Block(16, 32, 4, 1), Block(16, 32, 4, 1)),
+            256: Blocks(Block(16, 16, 4, 1), Block(16, 16, 4, 1), Block(16, 16, 4, 1)),
+        },
+    },
+    "sm_90": {
+        "fp16": {
+            64: Blocks(Block(64, 32, 4, 2), Block(64, 32, 8, 2), Block(64, 32, 8, 2)),
+            128: Blocks(Block(64, 32, 4, 2), Block(64, 32, 8, 1), Block(64, 32, 8, 1)),
+            256: Blocks(Block(64, 16, 8, 1), Block(64, 16, 8, 1), Block(64, 16, 8, 1)),
+        },
+        "fp32": {
+            64: Blocks(Block(32, 32, 4, 1), Block(16, 32, 4, 1), Block(16, 32, 4, 1)),
+            256: Blocks(Block(16, 16, 4, 1), Block(16, 16, 4, 1), Block(16, 16, 4, 1)),
+        },
+    },
+    "gfx942": {
+        "fp16": {
+            64: Blocks(Block(64, 32, 4, 2), Block(64, 32, 4, 2), Block(32, 32, 4, 2)),
+            128: Blocks(Block(64, 32, 4, 1), Block(32, 32, 4, 1), Block(32, 32, 4, 1)),
+            256: Blocks(Block(32, 16, 4, 1), Block(16, 16, 4, 1), Block(16, 16, 4, 1)),
+        },
+        "fp32": {
+            64: Blocks(Block(32, 32, 4, 1), Block(16, 32, 4, 1), Block(16, 32, 4, 1)),
+            256: Blocks(Block(16, 16, 4, 1), Block(16, 16, 4, 1), Block(16, 16, 4, 1)),
+        },
+    },
 }
 # Small, so that short inputs cross from tile to tile.
 INTERPRETED = Blocks(Block(32, 16, 4, 1), Block(32, 16, 4, 1), Block(32, 16, 4, 1))
@@ -41,12 +70,18 @@ def choose(call: Call) -> Blocks:
     """Choose the blocks for a call."""
     if interpreted():
         return INTERPRETED
+    table = TABLE[target(call.q.device)]["fp32" if call.q.dtype == torch.float32 else "fp16"]
     widest = max(x.shape[-1] for x in call.differentiable.values())
-    table = TABLE[target(call.q.device)]
-    return next(blocks for width, blocks in table.items() if widest <= width)
+    blocks = next(blocks for width, blocks in table.items() if widest <= width)
+    if call.q.shape[2] > 16:
+        return blocks
+    # One query, or few: a block of more would be empty, but for what a matrix instruction takes.
+    return blocks._replace(forward=blocks.forward._replace(rows=16))
 
 
 @functools.cache
 def target(device: torch.device) -> str:
-    """Name the entry of the table for a GPU."""
-    return "sm_80"
+    """Name the entry of the table for a GPU: the newest that it can do all of."""
+    if torch.version.hip:
+        return "gfx942"
+    return "sm_90" if torch.cuda.get_device_capability(device)[0] >= 9 else "sm_80"

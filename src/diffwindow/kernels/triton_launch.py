@@ -24,7 +24,7 @@ def forward(call: Call, out: Tensor, rows: Tensor) -> None:
     block = choose(call).forward
     problem, options = describe(call, block)
     programs = call.q.shape[0] * call.q.shape[1] * _ceil_div(call.q.shape[2], block.rows)
-    _launch(forward_kernel, programs, call.q, block, problem, _matrix(out), rows, how=options)
+    _launch(forward_kernel, programs, call.q, block, problem, matrix(out), rows, how=options)
 
 
 def backward(call: Call, grad: Tensor, rows: Tensor, grads: list[Tensor]) -> None:
@@ -43,7 +43,7 @@ def backward(call: Call, grad: Tensor, rows: Tensor, grads: list[Tensor]) -> Non
         for name, x in by_name.items()
         if not name.startswith("q")
     }
-    targets = {name: _matrix(x) for name, x in (by_name | sums).items()}
+    targets = {name: matrix(x) for name, x in (by_name | sums).items()}
     dq = [targets.get(name) for name in ("q", "q_left", "q_right", "q_local")]
     dk = [targets.get(name) for name in ("k", "v", "k_left", "k_right", "k_local")]
     heads = call.q.shape[0] * call.q.shape[1]
@@ -53,7 +53,7 @@ def backward(call: Call, grad: Tensor, rows: Tensor, grads: list[Tensor]) -> Non
         carried = (heads, tiles, 6 if options.segments == "long" else 4, last - first)
         carries = torch.empty(carried, dtype=torch.float32, device=call.q.device)
         totals = torch.empty(heads, last - first, 3, dtype=torch.float32, device=call.q.device)
-        inputs = (problem, _matrix(grad), rows, totals, carries)
+        inputs = (problem, matrix(grad), rows, totals, carries)
         extent = (first, last, tiles)
         programs = heads * _ceil_div(last - first, blocks.query.rows)
         _launch(query_kernel, programs, call.q, blocks.query, *inputs, *dq, *extent, how=options)
@@ -80,7 +80,7 @@ def describe(call: Call, block: Block) -> tuple[Problem, Options]:
         if q is None or k is None:
             return None
         return Pair(
-            _matrix(q), _matrix(k), 1 / math.sqrt(max(q.shape[-1], 1)) if call.scale is None else call.scale
+            matrix(q), matrix(k), 1 / math.sqrt(max(q.shape[-1], 1)) if call.scale is None else call.scale
         )
 
     size = call.segment_size
@@ -93,7 +93,7 @@ def describe(call: Call, block: Block) -> tuple[Problem, Options]:
         left=pair(call.q_left, call.k_left),
         right=pair(call.q_right, call.k_right),
         local=pair(call.q_local, call.k_local),
-        v=_matrix(call.v),
+        v=matrix(call.v),
         mask=_plane(None if call.attn_mask is None else call.attn_mask.view(torch.uint8)),
         bias=_plane(call.attn_bias),
         origin=call.segment_origin,
@@ -152,7 +152,8 @@ def _runs(queries: int) -> Iterator[tuple[int, int]]:
         yield first, min(queries, first + QUERIES_AT_ONCE)
 
 
-def _matrix(x: Tensor) -> Matrix:
+def matrix(x: Tensor) -> Matrix:
+    """Return the address and the strides of a tensor."""
     batch, head, row, _ = x.stride()
     return Matrix(x, batch, head, row, x.shape[-1])
 

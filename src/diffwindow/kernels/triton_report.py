@@ -1,0 +1,268 @@
+"""Compile the Triton kernels ahead of time, without a GPU, and print what they would use of one.
+
+python -m diffwindow.kernels.triton_report
+python -m diffwindow.kernels.triton_report --target sm_90 --width 64 --json
+"""
+
+import argparse
+import contextlib
+import io
+import json
+import re
+import sys
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from diffwindow.kernels.operator import Call
+from diffwindow.kernels.triton import interpreted, why_not
+
+KERNELS = ("forward", "query", "key")
+KINDS = ("multiplicative", "additive")
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+class Target(NamedTuple):
+    """What a multiprocessor of a GPU has."""
+
+    backend: str
+    arch: str | int
+    warp: int
+    registers: int  # of a lane's 32 bits, in all
+    registers_per_thread: int
+    shared: int  # bytes for one program
+    shared_in_all: int
+    warps: int
+    programs: int
+
+
+TARGETS = {
+    "sm_80": Target("cuda", 80, 32, 65536, 255, 163 * 1024, 164 * 1024, 64, 32),
+    "sm_90": Target("cuda", 90, 32, 65536, 255, 227 * 1024, 228 * 1024, 64, 32),
+    # Four SIMDs of 512 registers per lane; vector and accumulation registers are one file.
+    "gfx942": Target("hip", "gfx942", 64, 4 * 512 * 64, 512, 64 * 1024, 64 * 1024, 32, 32),
+}
+
+
+class Entry(NamedTuple):
+    """A kernel to compile: an entry of the block-size table, for one kind of window and one type."""
+
+    target: str
+    kernel: str
+    kind: str
+    width: int
+    dtype: str
+
+
+class Usage(NamedTuple):
+    """What a compiled kernel uses; spills are bytes per thread, `matrix_products` run on matrix units."""
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+    registers: int
+    shared: int
+    spills: int
+    occupancy: float
+    products: int
+    matrix_products: int
+    instructions: int
+
+
+def entries(target: str | None = None, width: int | None = None) -> list[Entry]:
+    """List the entries of the block-size table: both kinds, in fp16, and in fp32 for its own blocks."""
+    from diffwindow.kernels.triton_blocks import TABLE
+
+    return [
+        Entry(name, kernel, kind, wide, dtype)
+        for name, by_dtype in TABLE.items()
+        for dtype, by_width in by_dtype.items()
+        for wide in by_width
+        for kind in KINDS
+        for kernel in KERNELS
+        if target in (None, name) and width in (None, wide)
+    ]
+
+
+def measure(entry: Entry) -> Usage:
+    """Compile the default blocks of an entry and read off what it uses."""
+    from diffwindow.kernels.triton_blocks import TABLE
+
+    blocks = TABLE[entry.target][entry.dtype][entry.width]
+    block = getattr(blocks, entry.kernel)
+    target = TARGETS[entry.target]
+    compiled, log = compile_kernel(entry, block)
+    registers, spills = _registers(compiled, log)
+    layouts = dict(re.findall(r"^(#\w+) = #\w+\.(\w+)<", compiled.asm["ttgir"], re.M))
+    products = re.findall(r"(?:tt\.dot|warp_group_dot) .*-> tensor<[^>]*, (#\w+)>", compiled.asm["ttgir"])
+    assembly = compiled.asm["ptx" if target.backend == "cuda" else "amdgcn"]
+    return Usage(
+        *block,
+        registers=registers,
+        shared=compiled.metadata.shared,
+        spills=spills,
+        occupancy=occupancy(target, block.warps, registers, compiled.metadata.shared),
+        products=len(products),
+        matrix_products=sum("mma" in layouts[name] or "mfma" in layouts[name] for name in products),
+        instructions=len(re.findall(r"\bmma\.sync|\bwgmma\.mma_async|\bv_mfma", assembly)),
+    )
+
+
+def compile_kernel(entry: Entry, block: Any) -> tuple[Any, str]:
+    """Compile a kernel for a call of long sequences, and return it with the assembler's log."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from diffwindow.kernels import triton_backward, triton_forward
+
+    kernels = {
+        "forward": triton_forward.forward_kernel,
+        "query": triton_backward.query_kernel,
+        "key": triton_backward.key_kernel,
+    }
+    kernel = kernels[entry.kernel]
+    arguments = _arguments(entry, block)
+    signature, constants, attributes = {}, {}, {}
+    for place, name in enumerate(kernel.arg_names):
+        signature[name] = _type(arguments[name], (place,), constants, attributes)
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
+    target = TARGETS[entry.target]
+    options = {"num_warps": block.warps, "num_stages": block.stages, "enable_fp_fusion": True}
+    with triton.knobs.nvidia.scope(), triton.knobs.compilation.scope(), _captured() as log:
+        triton.knobs.nvidia.dump_ptxas_log = True
+        triton.knobs.compilation.always_compile = True
+        gpu = GPUTarget(target.backend, target.arch, target.warp)
+        compiled = triton.compile(source, target=gpu, options=options)
+    return compiled, log.getvalue()
+
+
+@contextlib.contextmanager
+def _captured() -> Iterator[io.StringIO]:
+    with contextlib.redirect_stdout(io.StringIO()) as log:
+        yield log
+
+
+def _arguments(entry: Entry, block: Any) -> dict[str, Any]:
+    """Return the arguments of a kernel as the launcher would pass them, with tensors that have no memory."""
+    from diffwindow.kernels import triton_launch
+
+    call = example(entry)
+    problem, options = triton_launch.describe(call, block)
+    matrix = triton_launch.matrix(call.q)
+    local = matrix if entry.kind == "additive" else None
+    floats = torch.empty(1, device="meta")
+    return {
+        "p": problem, "how": options, "out": matrix, "dout": matrix, "statistics": floats,
+        "row_totals": floats, "carries": floats, "dq": matrix, "dq_left": matrix, "dq_right": matrix,
+        "dq_local": local, "dk": matrix, "dv": matrix, "dk_left": matrix, "dk_right": matrix,
+        "dk_local": local, "first_row": 0, "last_row": call.q.shape[2], "all_tiles": 64, "add": False,
+    }  # fmt: skip
+
+
+def example(entry: Entry) -> Call:
+    """Make a causal call of 2,048 queries and keys."""
+    x = torch.empty(2, 8, 2048, entry.width, dtype=DTYPES[entry.dtype], device="meta")
+    local = (x, x) if entry.kind == "additive" else (None, None)
+    return Call(
+        x, x, x, x, x, x, x, *local, None, None, None, None, True, 1, False, None, 0.0, "triton"
+    )  # fmt: skip
+
+
+def _type(value: Any, path: tuple[int, ...], constants: dict[Any, Any], attributes: dict[Any, Any]) -> Any:
+    """Name the type of an argument as Triton's launcher does; note what is constant or divisible by 16."""
+    from diffwindow.kernels.triton_tiles import Options
+
+    if isinstance(value, tuple) and not isinstance(value, Options):
+        parts = [_type(part, (*path, i), constants, attributes) for i, part in enumerate(value)]
+        return type(value)(*parts)
+    if value is None or isinstance(value, bool | Options) or (isinstance(value, int) and value == 1):
+        constants[path] = value
+        return "constexpr"
+    if isinstance(value, float):
+        return "fp32"
+    if isinstance(value, torch.Tensor) or value % 16 == 0:
+        attributes[path] = [["tt.divisibility", 16]]
+    if isinstance(value, torch.Tensor):
+        return "*" + next(name for name, dtype in DTYPES.items() if dtype == value.dtype)
+    return "i32" if value < 2**31 else "i64"
+
+
+def _registers(compiled: Any, log: str) -> tuple[int, int]:
+    """Return registers per thread and spilled bytes per thread."""
+    if "amdgcn" in compiled.asm:
+        # Of a kernel's metadata; its registers include those for accumulation.
+        found = dict(re.findall(r"\.(vgpr_count|vgpr_spill_count):\s+(\d+)", compiled.asm["amdgcn"]))
+        return int(found["vgpr_count"]), 4 * int(found["vgpr_spill_count"])
+    registers, stores = re.search(r"Used (\d+) registers", log), re.search(r"(\d+) bytes spill stores", log)
+    if registers is None or stores is None:
+        raise RuntimeError(
+            f"the assembler's log does not say how many registers a kernel uses: {log[:300]!r}"
+        )
+    return int(registers[1]), int(stores[1])
+
+
+def occupancy(target: Target, warps: int, registers: int, shared: int) -> float:
+    """Return the share of a multiprocessor's warps that can be resident at once."""
+    # Registers are given out to a warp in units of eight per thread; a program takes 1 KiB of its own.
+    per_program = warps * target.warp * (-(-registers // 8) * 8)
+    own = 1024 if target.backend == "cuda" else 0
+    programs = min(
+        target.registers // per_program,
+        target.shared_in_all // (shared + own) if shared + own else target.programs,
+        target.warps // warps,
+        target.programs,
+    )
+    return programs * warps / target.warps
+
+
+def fits(entry: Entry, usage: Usage) -> bool:
+    """Say whether a program fits the target's shared memory."""
+    return usage.shared <= TARGETS[entry.target].shared
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Compile what is asked for and print a row each."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--target", choices=TARGETS, help="only this GPU architecture")
+    parser.add_argument("--width", type=int, help="only the entries for heads of this width")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per line")
+    chosen = parser.parse_args(arguments)
+    if (reason := why_not()) is not None or interpreted():
+        print(f"nothing to compile: {reason or 'TRITON_INTERPRET is set; unset it'}", file=sys.stderr)
+        return 1
+    wanted = entries(chosen.target, chosen.width)
+    if not wanted:
+        print(f"the table has no entry for width {chosen.width}", file=sys.stderr)
+        return 1
+    if not chosen.json:
+        print(
+            "target  kernel   kind            width type  rows keys warps stages"
+            "  registers  shared  spills  occupancy  products"
+        )
+    for entry in wanted:
+        usage = measure(entry)
+        show(entry, usage, as_json=chosen.json)
+    return 0
+
+
+def show(entry: Entry, usage: Usage, *, as_json: bool) -> None:
+    """Print an entry."""
+    if as_json:
+        print(json.dumps({**entry._asdict(), **usage._asdict(), "fits": fits(entry, usage)}), flush=True)
+        return
+    print(
+        f"{entry.target:<8}{entry.kernel:<9}{entry.kind:<16}{entry.width:>5} {entry.dtype:<5}"
+        f"{usage.rows:>5}{usage.keys:>5}{usage.warps:>6}{usage.stages:>7}"
+        f"{usage.registers:>11}{usage.shared:>8}{usage.spills:>8}{usage.occupancy:>11.2f}"
+        f"  {usage.matrix_products}/{usage.products}",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
