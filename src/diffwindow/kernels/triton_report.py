@@ -99,7 +99,10 @@ def measure(entry: Entry) -> Usage:
     products = re.findall(r"(?:tt\.dot|warp_group_dot) .*-> tensor<[^>]*, (#\w+)>", compiled.asm["ttgir"])
     assembly = compiled.asm["ptx" if target.backend == "cuda" else "amdgcn"]
     return Usage(
-        *block,
+        rows=block.rows,
+        keys=block.keys,
+        warps=block.warps,
+        stages=block.stages,
         registers=registers,
         shared=compiled.metadata.shared,
         spills=spills,
@@ -125,7 +128,9 @@ def compile_kernel(entry: Entry, block: Any) -> tuple[Any, str]:
     }
     kernel = kernels[entry.kernel]
     arguments = _arguments(entry, block)
-    signature, constants, attributes = {}, {}, {}
+    signature: dict[str, Any] = {}
+    constants: dict[Any, Any] = {}
+    attributes: dict[Any, Any] = {}
     for place, name in enumerate(kernel.arg_names):
         signature[name] = _type(arguments[name], (place,), constants, attributes)
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
@@ -165,9 +170,11 @@ def _arguments(entry: Entry, block: Any) -> dict[str, Any]:
 def example(entry: Entry) -> Call:
     """Make a causal call of 2,048 queries and keys."""
     x = torch.empty(2, 8, 2048, entry.width, dtype=DTYPES[entry.dtype], device="meta")
-    local = (x, x) if entry.kind == "additive" else (None, None)
+    local = x if entry.kind == "additive" else None
     return Call(
-        x, x, x, x, x, x, x, *local, None, None, None, None, True, 1, False, None, 0.0, "triton"
+        q=x, k=x, v=x, q_left=x, k_left=x, q_right=x, k_right=x, q_local=local, k_local=local, attn_mask=None,
+        attn_bias=None, segment_origin=None, seed=None, is_causal=True, segment_size=1, exact=False, scale=None,
+        dropout_p=0.0, backend="triton",
     )  # fmt: skip
 
 
