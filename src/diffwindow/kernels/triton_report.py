@@ -173,8 +173,8 @@ def example(entry: Entry) -> Call:
     local = x if entry.kind == "additive" else None
     return Call(
         q=x, k=x, v=x, q_left=x, k_left=x, q_right=x, k_right=x, q_local=local, k_local=local, attn_mask=None,
-        attn_bias=None, segment_origin=None, seed=None, is_causal=True, segment_size=1, exact=False, scale=None,
-        dropout_p=0.0, backend="triton",
+        attn_bias=None, segment_origin=None, seed=None, is_causal=True, segment_size=1, exact=False,
+        scale=None, dropout_p=0.0, backend="triton",
     )  # fmt: skip
 
 
