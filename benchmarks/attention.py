@@ -5,6 +5,7 @@ Repetitions are interleaved, so that a machine which changes pace does so for al
     python benchmarks/attention.py            # the whole table, some minutes
     python benchmarks/attention.py --quick    # under 45 seconds
     python benchmarks/attention.py --json     # a list of rows for programs
+    python benchmarks/attention.py --device cuda --dtype bf16   # on a GPU, against SDPA's own kernels there
 """
 
 import argparse
@@ -28,6 +29,7 @@ from diffwindow.ops import Boundaries, additive_window_attention, multiplicative
 LONGEST = (1, 8, 8192, 64)
 SHAPES = ((64, 8, 32, 64), (32, 8, 64, 64), (8, 4, 512, 32), (1, 8, 2048, 64), LONGEST)
 KINDS = ("multiplicative", "additive")
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 SEGMENT_SIZES = (1, 5)
 
 
@@ -38,18 +40,21 @@ class Case(NamedTuple):
     segment_size: int
     causal: bool
     shape: tuple[int, int, int, int]
+    device: str = "cpu"
+    dtype: str = "fp32"
 
     @property
     def forward_only(self) -> bool:
         """Say whether plain attention's backward would take too long here."""
-        return self.shape == LONGEST
+        return self.shape == LONGEST and self.device == "cpu"
 
 
 Step = Callable[[], object]
 
 
-def cases(*, quick: bool) -> list[Case]:
-    every = [Case(*row) for row in itertools.product(KINDS, SEGMENT_SIZES, (False, True), SHAPES)]
+def cases(device: str, dtype: str, *, quick: bool) -> list[Case]:
+    rows = itertools.product(KINDS, SEGMENT_SIZES, (False, True), SHAPES)
+    every = [Case(*row, device, dtype) for row in rows]
     every.sort(key=lambda case: SHAPES.index(case.shape))
     return [case for case in every if not quick or is_quick(case)]
 
@@ -65,7 +70,11 @@ def is_quick(case: Case) -> bool:
 def inputs(case: Case) -> list[Tensor]:
     count = 9 if case.kind == "additive" else 7
     torch.manual_seed(0)
-    return [torch.randn(case.shape, requires_grad=not case.forward_only) for _ in range(count)]
+    return [random(case).requires_grad_(not case.forward_only) for _ in range(count)]
+
+
+def random(case: Case) -> Tensor:
+    return torch.randn(case.shape, device=case.device, dtype=DTYPES[case.dtype])
 
 
 def window(case: Case, tensors: list[Tensor], impl: str) -> Tensor:
@@ -99,13 +108,33 @@ def interleave(runs: list[Step], seconds: float, least: int) -> list[float]:
     times: list[list[float]] = [[] for _ in runs]
     for run in runs if least > 1 else ():
         run()
+    wait()
     end = time.perf_counter() + seconds
     while len(times[0]) < least or time.perf_counter() < end:
         for run, kept in zip(runs, times, strict=True):
             start = time.perf_counter()
             run()
+            wait()
             kept.append(time.perf_counter() - start)
     return [statistics.median(kept) for kept in times]
+
+
+def wait() -> None:
+    """Wait for the GPU, if there is one at work."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
+def extra_bytes_on_gpu(run: Step) -> tuple[int, float]:
+    """Measure how far a run raises the GPU's memory above what it was before, and its time."""
+    run()
+    wait()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    start = time.perf_counter()
+    run()
+    wait()
+    return torch.cuda.max_memory_allocated() - before, time.perf_counter() - start
 
 
 def extra_bytes(run: Step) -> tuple[int, float]:
@@ -130,10 +159,11 @@ def status(field: str) -> int:
 
 def measure(case: Case, *, quick: bool) -> dict[str, object]:
     tensors = inputs(case)
-    grad = torch.randn(case.shape)
-    forward, both = steps(lambda: window(case, tensors, "cpu"), tensors, grad)
+    grad = random(case)
+    impl = "triton" if case.device == "cuda" else "cpu"
+    forward, both = steps(lambda: window(case, tensors, impl), tensors, grad)
     plain_forward, plain_both = steps(lambda: plain(case, tensors), tensors[:3], grad)
-    memory, ours = extra_bytes(both)
+    memory, ours = (extra_bytes_on_gpu if case.device == "cuda" else extra_bytes)(both)
     budget, least = (0.1, 3) if quick else (2.0, 7)
     if case.forward_only:
         if quick:
@@ -183,10 +213,14 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer repetitions and cases, under 45 seconds")
     parser.add_argument("--json", action="store_true", help="print a list of rows as JSON")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--dtype", choices=DTYPES, default="fp32")
     options = parser.parse_args()
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: torch sees no GPU")
     torch.set_num_threads(options.threads)
     rows = []
-    for case in cases(quick=options.quick):
+    for case in cases(options.device, options.dtype, quick=options.quick):
         rows.append(measure(case, quick=options.quick))
         if not options.json:
             show(rows[-1], header=len(rows) == 1)

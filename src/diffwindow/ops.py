@@ -83,6 +83,16 @@ SUPPORT: dict[Impl, Support] = {
 }
 
 
+def support_report() -> dict[str, str]:
+    """Describe for each backend where it runs, on what types, and which features it has not."""
+    rows = {}
+    for impl, support in SUPPORT.items():
+        dtypes = ", ".join(str(dtype).removeprefix("torch.") for dtype in support.dtypes)
+        missing = [feature for feature in get_args(Feature) if feature not in support.features]
+        rows[f'impl="{impl}"'] = f"{', '.join(support.devices)}; {dtypes}; not: {', '.join(missing)}"
+    return rows
+
+
 class WindowMaps(NamedTuple):
     """What a window attention does with each pair of query and key, as `[b h q k]` tensors."""
 

@@ -1,16 +1,18 @@
 """The kernels as operators of torch: traced, compiled, exported."""
 
+import os
 import subprocess
 import sys
 
 import pytest
 import torch
 
-from diffwindow.kernels import toolchain
+from diffwindow.kernels import toolchain, triton
 from samples.configurations import Configuration, call, leaves, options, tensors
 
 pytestmark = pytest.mark.skipif(toolchain.compiler() is None, reason="no C++ compiler")
 
+needs_triton = pytest.mark.skipif(triton.import_failure() is not None, reason="triton is not installed")
 CONFIGURATIONS = {
     "multiplicative": Configuration(additive=False, queries=5, keys=9, causal=True),
     "additive": Configuration(queries=5, keys=9, segment_size=2, origin=True, mask="per head"),
@@ -48,14 +50,15 @@ def test_export_keeps_the_operator():
 
 # The run-time shape checks of the tests break graphs, so this runs without them.
 COMPILED = """
+import sys
 import torch
 from diffwindow import ops
 
-inputs = [torch.randn(2, 2, 6, 8, requires_grad=True) for _ in range(7)]
+inputs = [torch.randn(1, 2, 6, 8, requires_grad=True) for _ in range(7)]
 
 def attention(q, k, v, *pointers):
     boundaries = ops.Boundaries(*pointers)
-    return ops.multiplicative_window_attention(q, k, v, boundaries, is_causal=True, impl="cpu")
+    return ops.multiplicative_window_attention(q, k, v, boundaries, is_causal=True, impl=sys.argv[1])
 
 expected = attention(*inputs)
 found = torch.compile(attention, fullgraph=True, backend="aot_eager")(*inputs)
@@ -66,6 +69,43 @@ assert all(map(torch.equal, *grads))
 """
 
 
-def test_compiled_in_one_graph_with_gradients():
-    done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, check=False)
+IMPLS = pytest.mark.parametrize("impl", ["cpu", pytest.param("triton", marks=needs_triton)])
+
+
+@IMPLS
+def test_compiled_in_one_graph_with_gradients(impl):
+    run(COMPILED, impl)
+
+
+TRACED = """
+import sys
+import torch
+from diffwindow import Translator, TranslatorConfig, WindowAttention
+
+size = {"vocab_size": 32, "embed_dim": 16, "num_heads": 2, "ffn_dim": 16}
+size |= {"encoder_layers": 1, "decoder_layers": 1}
+model = Translator(TranslatorConfig(attention="Enc(AW)-Cr(AW,Seg)-Dec(MW)", **size))
+windows = [module for module in model.modules() if isinstance(module, WindowAttention)]
+for window in windows:
+    window.impl = sys.argv[1]
+source, target = torch.randint(4, 32, (2, 2, 5))
+mask = torch.arange(5) < torch.tensor([[5], [3]])
+found = torch._dynamo.explain(model)(source, target, mask)
+assert found.graph_break_count == 0, found.break_reasons
+nodes = [str(node.target) for node in found.graphs[0].graph.nodes]
+calls = sum("diffwindow.window_attention" in name for name in nodes)
+assert calls == len(windows) == 3, nodes
+"""
+
+
+@IMPLS
+def test_a_whole_model_is_traced_without_a_graph_break(impl):
+    run(TRACED, impl)
+
+
+def run(code: str, impl: str) -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code, impl], capture_output=True, text=True, check=False, env=environment
+    )
     assert done.returncode == 0, done.stderr

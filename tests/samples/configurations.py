@@ -47,13 +47,15 @@ class Configuration:
     dtype: torch.dtype = torch.float32
     spread: float = 1.0
     seed: int = 0
+    device: str = "cpu"
 
     def generator(self) -> torch.Generator:
         return torch.Generator().manual_seed(self.seed)
 
 
-def draw(seed: int) -> Configuration:
-    """Draw a configuration; the seed is all one needs to repeat it."""
+def draw(seed: int, impl: str = "cpu") -> Configuration:
+    """Draw a configuration of what an implementation supports; the seed is all one needs to repeat it."""
+    support = ops.SUPPORT[impl]
     random = torch.Generator().manual_seed(seed)
 
     def choose(*options):
@@ -70,19 +72,19 @@ def draw(seed: int) -> Configuration:
         heads=choose(1, 2, 4),
         widths=(width, narrow or width, narrow or width, width, value),
         causal=choose(True, False),
-        segment_size=choose(1, 1, 2, 5, 16, 33, 64, 100),
+        segment_size=choose(1, 1, 2, 5, 16, 33, 64, 100) if "segments" in support.features else 1,
         origin=choose(True, False),
-        expectation=choose("paper", "exact"),
+        expectation=choose("paper", "exact") if "exact expectation" in support.features else "paper",
         mask=choose(*MASKS),
         stacked=choose(True, False),
         scale=choose(None, None, 0.05, 1.0),
-        dtype=choose(torch.float32, torch.float32, torch.bfloat16),
+        dtype=choose(torch.float32, *support.dtypes),
         spread=choose(0.3, 1.0, 2.0),
         seed=seed,
         layouts=tuple(choose(*LAYOUTS) for _ in range(9)),
         grad_layout=choose(*LAYOUTS[:-1]),
         origin_dtype=choose(*ORIGINS),
-        bias=choose("none", *BIASES),
+        bias=choose("none", *BIASES) if "attn_bias" in support.features else "none",
     )
 
 
@@ -97,7 +99,9 @@ def lay_out(x: Tensor, layout: str) -> Tensor:
     if layout in ("padded", "sliced"):
         step = 1 if layout == "padded" else 2
         shape = (*x.shape[:2], 2 * x.shape[2], 2 * x.shape[3] + 1)
-        view = torch.full(shape, math.nan, dtype=x.dtype)[:, :, ::2, : step * x.shape[3] : step]
+        view = torch.full(shape, math.nan, dtype=x.dtype, device=x.device)[
+            :, :, ::2, : step * x.shape[3] : step
+        ]
         return view.copy_(x)
     if layout == "one head":
         return x[:, :1].contiguous().expand_as(x)
@@ -176,12 +180,13 @@ def options(config: Configuration) -> dict:
     # every other element, so that it is not contiguous
     origin = torch.randint(0, config.keys, (2 * config.batch,), generator=config.generator())[::2]
     origin = origin.to(config.origin_dtype)
+    mask, bias = attention_mask(config), attention_bias(config)
     return {
-        "attn_mask": attention_mask(config),
-        "attn_bias": attention_bias(config),
+        "attn_mask": None if mask is None else mask.to(config.device),
+        "attn_bias": None if bias is None else bias.to(config.device),
         "is_causal": config.causal,
         "segment_size": config.segment_size,
-        "segment_origin": origin if config.origin else None,
+        "segment_origin": origin.to(config.device) if config.origin else None,
         "expectation": config.expectation,
         "scale": config.scale,
     }
@@ -212,12 +217,13 @@ def output_and_gradients(config: Configuration, impl: str, dtype: torch.dtype) -
     """Run forward and backward; the gradient that comes in is random but the same for all."""
     inputs = leaves(config, dtype)
     out = call(inputs, impl=impl, **options(config))
-    return [out, *torch.autograd.grad(out, inputs, lay_out(incoming(config).to(dtype), config.grad_layout))]
+    grad = lay_out(incoming(config).to(config.device, dtype), config.grad_layout)
+    return [out, *torch.autograd.grad(out, inputs, grad)]
 
 
 def leaves(config: Configuration, dtype: torch.dtype) -> list[Tensor]:
     """Return the tensors in the memory layouts of the configuration, each a leaf of its own."""
-    inputs = [x.to(dtype) for x in tensors(config)]
+    inputs = [x.to(config.device, dtype) for x in tensors(config)]
     views = as_views(inputs) if config.stacked else laid_out(inputs, config.layouts)
     return [x.detach().requires_grad_() for x in views]
 
@@ -281,6 +287,7 @@ def check(config: Configuration, impl: str = "cpu") -> None:
     floor = 4 * torch.finfo(torch.float32).eps * max(largest, 1.0)
     for place, (true, plain, ours) in enumerate(zip(exact, eager, fused, strict=True)):
         assert ours.dtype == config.dtype
+        assert ours.device.type == config.device
         allowed = (3 if place else 2) * (plain.double() - true).abs().max().item() + floor
         error = (ours.double() - true).abs().max().item()
         assert error <= allowed, f"result {place}: error {error:.3g} > {allowed:.3g} in {config}"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from diffwindow.kernels import build, processor, toolchain
+from diffwindow.kernels import build, processor, toolchain, triton
 
 # Instruction sets that change how fast the kernels are.
 FEATURES = ("avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve")
@@ -24,6 +24,7 @@ def report() -> dict[str, str]:
         "compiler": _compiler(),
         "DIFFWINDOW_KERNELS": build.mode(),
         "CPU kernels": status(),
+        "Triton kernels": triton.status(),
     }
 
 

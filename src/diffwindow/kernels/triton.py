@@ -7,6 +7,7 @@ import functools
 import os
 import warnings
 
+import torch
 from torch import Tensor
 
 from diffwindow.kernels.operator import Call
@@ -20,13 +21,34 @@ def interpreted() -> bool:
 @functools.cache
 def why_not() -> str | None:
     """Say why there are no Triton kernels, or None if there are; warn once."""
+    reason = import_failure()
+    if reason is not None:
+        warnings.warn(f"window attention runs on the slower reference: {reason}", stacklevel=2)
+    return reason
+
+
+def import_failure() -> str | None:
+    """Say why triton cannot be imported, or None if it can."""
     try:
         import triton  # noqa: F401
     except ImportError as error:
-        reason = f"triton cannot be imported ({error}); install diffwindow[gpu]"
-        warnings.warn(f"window attention runs on the slower reference: {reason}", stacklevel=2)
-        return reason
+        return f"triton cannot be imported ({error}); install diffwindow[gpu]"
     return None
+
+
+def status() -> str:
+    """Describe Triton and the GPUs that it would run on."""
+    reason = import_failure()
+    if reason is not None:
+        return f"unavailable: {reason}"
+    import triton
+
+    if interpreted():
+        return f"triton {triton.__version__} interprets them on the CPU (TRITON_INTERPRET)"
+    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    if not names:
+        return f"unavailable: triton {triton.__version__} is there, but torch sees no GPU"
+    return f"ready with triton {triton.__version__} on {', '.join(sorted(set(names)))}"
 
 
 def row_width(call: Call) -> int:

@@ -62,6 +62,8 @@ TABLE: dict[str, dict[str, dict[int, Blocks]]] = {
         },
     },
 }
+# The widest heads for which 16-bit kernels are known to keep all they work on in registers.
+NO_SPILLS_UP_TO = {"sm_80": 64, "sm_90": 64, "gfx942": 64}
 # Small, so that short inputs cross from tile to tile.
 INTERPRETED = Blocks(Block(32, 16, 4, 1), Block(32, 16, 4, 1), Block(32, 16, 4, 1))
 

@@ -71,19 +71,20 @@ class Usage(NamedTuple):
     instructions: int
 
 
-def entries(target: str | None = None, width: int | None = None) -> list[Entry]:
-    """List the entries of the block-size table: both kinds, in fp16, and in fp32 for its own blocks."""
+def entries(chosen: dict[str, object]) -> list[Entry]:
+    """List the entries of the block-size table whose fields are as chosen; None means any."""
     from diffwindow.kernels.triton_blocks import TABLE
 
-    return [
-        Entry(name, kernel, kind, wide, dtype)
-        for name, by_dtype in TABLE.items()
+    every = [
+        Entry(target, kernel, kind, width, dtype)
+        for target, by_dtype in TABLE.items()
         for dtype, by_width in by_dtype.items()
-        for wide in by_width
+        for width in by_width
         for kind in KINDS
         for kernel in KERNELS
-        if target in (None, name) and width in (None, wide)
     ]
+    asked = {name: value for name, value in chosen.items() if value is not None}
+    return [entry for entry in every if asked.items() <= entry._asdict().items()]
 
 
 def measure(entry: Entry) -> Usage:
@@ -236,13 +237,16 @@ def main(arguments: list[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--target", choices=TARGETS, help="only this GPU architecture")
+    parser.add_argument("--kernel", choices=KERNELS, help="only this kernel")
+    parser.add_argument("--kind", choices=KINDS, help="only this kind of window")
     parser.add_argument("--width", type=int, help="only the entries for heads of this width")
+    parser.add_argument("--type", choices=("fp16", "fp32"), dest="dtype", help="only 16-bit or 32-bit inputs")
     parser.add_argument("--json", action="store_true", help="print one JSON object per line")
     chosen = parser.parse_args(arguments)
     if (reason := why_not()) is not None or interpreted():
         print(f"nothing to compile: {reason or 'TRITON_INTERPRET is set; unset it'}", file=sys.stderr)
         return 1
-    wanted = entries(chosen.target, chosen.width)
+    wanted = entries({name: getattr(chosen, name) for name in Entry._fields})
     if not wanted:
         print(f"the table has no entry for width {chosen.width}", file=sys.stderr)
         return 1
