@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -12,6 +13,9 @@ import typer
 from diffwindow.cli.evaluate import shown_p
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from diffwindow.evaluation.evaluate import Evaluation
     from diffwindow.models.classifier import Classifier
     from diffwindow.tasks.classification import Classification
@@ -19,8 +23,11 @@ if TYPE_CHECKING:
 
 ATTENTIONS = ("Global", "Enc(MW)", "Enc(AW)")
 FRAME = "query by key; framed: the gold window, from the subject phrase to the verb"
-# few sentences, so that the models differ in what they make of them; more are learned perfectly by all
-ROWS, UPDATES, BATCH_TOKENS = 2000, 500, 512
+# one layer and few sentences, so that the models differ: with more of either, all learn them perfectly
+LAYERS, ROWS, UPDATES, BATCH_ROWS = 1, 2000, 600, 64
+WIDTH = 80
+# differences less certain than this are not called differences
+CERTAIN = 0.01
 
 
 @dataclass(frozen=True)
@@ -50,7 +57,7 @@ def demo(
 ) -> None:
     """Train a plain, a multiplicative and an additive window model to make verbs agree; compare.
 
-    Takes about two minutes on two cores. The sentences are generated, so the right window is known: from the
+    Takes about a minute on two cores. The sentences are generated, so the right window is known: from the
     subject phrase to the verb. Nothing is opened; interrupted, the same command goes on.
     """
     from diffwindow.cli.errors import training_errors
@@ -63,14 +70,18 @@ def demo(
     evaluated = [_evaluate(run, out / "data") for run in runs]
     first = evaluated[0][1]
     table = [_row(trained, found, compare(found, first)) for trained, found in evaluated]
-    figure = _draw(evaluated[-1][0], evaluated[0][0], out)
+    figure, sentence = _draw(evaluated[-1], evaluated[0], out)
     write_json(
         out / "demo.json",
-        {"seed": seed, "updates": updates, "rows": rows, "table": [asdict(r) for r in table]},
+        {
+            **{"seed": seed, "layers": LAYERS, "updates": updates, "rows": rows},
+            "table": [asdict(row) for row in table],
+        },
     )
     print("\n".join(_lines(table, first.metrics["accuracy"]["total"])))
-    print(f"\n{time.monotonic() - started:.0f} s; one seed, so small differences mean nothing (see p)")
-    print(f"figure: {figure}\nfigures of the table: {out / 'demo.json'}\nruns: {', '.join(map(str, runs))}")
+    print(f"\nfigure: {figure}\n  {sentence}")
+    print(f"figures of the table: {out / 'demo.json'}\nruns: {', '.join(map(str, runs))}")
+    print(f"{time.monotonic() - started:.0f} s")
 
 
 def _train(out: Path, attention: str, *, seed: int, updates: int, rows: int) -> Path:
@@ -83,7 +94,8 @@ def _train(out: Path, attention: str, *, seed: int, updates: int, rows: int) -> 
         "data.path": str(_corpus(out, seed=seed, rows=rows).resolve()),
         "train.seed": seed,
         "train.max_updates": updates,
-        "train.max_tokens": BATCH_TOKENS,
+        "train.max_rows": BATCH_ROWS,
+        "model.num_layers": LAYERS,
     }
     typer.echo(f"{attention}: {updates} updates", err=True)
     folder = out / attention
@@ -150,41 +162,72 @@ def _by_attractors(groups: dict[str, dict[str, Any]]) -> dict[str, float]:
 
 
 def _lines(table: list[Row], sentences: int) -> list[str]:
+    """Say what was shown, then the figures, in lines of at most 80 columns."""
     counts = list(table[0].by_attractors)
-    head = ["attention", "parameters", "accuracy", "95 %", "p", *(f"{c} attr." for c in counts)]
-    body = [[*head, "inside", "overlap", "best head"]]
+    body = [["attention", "parameters", "right, %", "95 %", "p", *counts]]
     for row in table:
         by_count = [f"{row.by_attractors[count]:.1f}" for count in counts]
         p = "" if row is table[0] else shown_p(row.p_against_first)
-        overlaps = ["-" if value is None else f"{value:.3f}" for value in (row.window_overlap, row.best_head)]
         interval = f"{row.low:.1f}-{row.high:.1f}"
-        numbers = [f"{row.parameters:,}", f"{row.accuracy:.1f}", interval, p, *by_count]
-        body.append([row.attention, *numbers, f"{row.attention_inside:.3f}", *overlaps])
+        body.append([row.attention, f"{row.parameters:,}", f"{row.accuracy:.1f}", interval, p, *by_count])
     widths = [max(len(line[column]) for line in body) for column in range(len(body[0]))]
     printed = [
         "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in body
     ]
-    return [
-        *printed,
-        f"{sentences:,} test sentences; p: McNemar's exact test against {table[0].attention}; "
-        "attr.: nouns of the other number between subject and verb",
-        "inside: attention of the verb's place that falls inside the gold window; overlap: of the window "
-        f"with the gold one, mean of heads and best; everywhere alike has {table[0].chance:.3f} (layer 1)",
+    inside = ", ".join(f"{row.attention_inside:.2f} in {row.attention}" for row in table)
+    notes = [
+        f"p: McNemar's exact test against {table[0].attention}. {', '.join(counts)}: accuracy with that many "
+        "nouns of the other number between subject and verb.",
+        f"Attention of the verb's place that falls on the subject phrase and what follows it: {inside}; "
+        f"looking everywhere alike has {table[0].chance:.2f}.",
     ]
+    wrapped = [line for note in notes for line in textwrap.wrap(note, WIDTH)]
+    return [*textwrap.wrap(_shown(table, sentences), WIDTH), "", *printed, "", *wrapped]
 
 
-def _draw(windowed: Trained, plain: Trained, out: Path) -> Path:
-    """Draw the first test sentence with two attractors, or with as there are."""
+def _shown(table: list[Row], sentences: int) -> str:
+    """Say in a sentence what the comparison shows, or that it shows nothing."""
+    plain, window = table[0], table[-1]
+    rates = (
+        f"the window model is right in {window.accuracy:.1f} % of {sentences:,} sentences, the plain one in "
+        f"{plain.accuracy:.1f} %"
+    )
+    if window.p_against_first < CERTAIN:
+        return f"{rates[0].upper()}{rates[1:]} (one seed, p {_bound(window.p_against_first)})."
+    return f"This seed shows no difference: {rates} (p {_bound(window.p_against_first)})."
+
+
+def _bound(p: float) -> str:
+    text = shown_p(p)
+    return f"< {text[1:]}" if text.startswith("<") else f"= {text}"
+
+
+def _draw(
+    windowed: tuple[Trained, Evaluation], plain: tuple[Trained, Evaluation], out: Path
+) -> tuple[Path, str]:
+    """Draw a test sentence that the plain model gets wrong and the window model right; return it too."""
     from diffwindow.data.store import Store
     from diffwindow.evaluation.windows import window_panels
     from diffwindow.figures.attention_maps import attention_figure, save_figure
 
+    (ours, found), (other, found_other) = windowed, plain
+    assert found.right is not None
+    assert found_other.right is not None
     store = Store.open(out / "data")
-    task = cast("Classification", windowed.task(store))
-    attractors = store.split("test").columns["attractors"]
-    index = int((attractors >= min(2, int(attractors.max()))).argmax())
-    ours, other = cast("Classifier", windowed.model), cast("Classifier", plain.model)
-    tokens, panels = window_panels(task, ours, other, "test", index)
+    index, told = telling_sentence(found.right, found_other.right, store.split("test").columns["attractors"])
+    models = cast("Classifier", ours.model), cast("Classifier", other.model)
+    tokens, panels = window_panels(cast("Classification", ours.task(store)), *models, "test", index)
     path = out / "windows.png"
-    save_figure(attention_figure(panels, queries=tokens, keys=tokens, title=FRAME), path)
-    return path
+    save_figure(attention_figure(panels, queries=tokens, keys=tokens, title=f"{told}\n{FRAME}"), path)
+    return path, f"{' '.join(tokens)} ({told})"
+
+
+def telling_sentence(
+    right: NDArray[np.bool_], other_right: NDArray[np.bool_], attractors: NDArray[np.integer]
+) -> tuple[int, str]:
+    """Choose the first sentence that only the first model gets right, with two attractors if there is one."""
+    alone = right & ~other_right
+    for few in (2, 1, 0):
+        if (chosen := alone & (attractors >= few)).any():
+            return int(chosen.argmax()), "the plain model is wrong here, the window model right"
+    return int(attractors.argmax()), "there is no sentence that only the window model gets right"
