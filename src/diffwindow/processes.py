@@ -1,4 +1,4 @@
-"""Worker processes that end with the process that started them, however that ends."""
+"""Worker processes that end with their parent, however it ends."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from multiprocessing.process import BaseProcess
 
 
 def end_with_parent() -> None:
-    """Call in a worker of `multiprocessing`: it then ends as its parent is gone, even by SIGKILL.
+    """End this worker of `multiprocessing` when its parent is gone, even by SIGKILL.
 
-    A worker holds one end of a pipe whose other end closes with the parent. A thread waits for that: unlike
-    the kernel's parent-death signal, it is portable, and the parent's thread that started the worker may end.
+    A thread waits for the pipe to the parent to close. Unlike the kernel's parent-death signal, this is
+    portable, and works if the parent's thread that started the worker has ended.
     """
     if parent := multiprocessing.parent_process():
         threading.Thread(target=_end_after, args=(parent,), name="parent watch", daemon=True).start()

@@ -1,4 +1,4 @@
-"""Share a sweep over batches among processes, with the same result for any number of them."""
+"""Share work on batches among processes, with the same result for any number of them."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ _sharing: ContextVar[bool] = ContextVar("sharing", default=False)
 
 @contextmanager
 def sharing() -> Iterator[None]:
-    """Share work among the processes of torch.distributed, if there are several; each must ask for it."""
+    """Share work among the processes of torch.distributed, if any; every process must enter this."""
     token = _sharing.set(dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1)
     try:
         yield

@@ -154,7 +154,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path):
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert err.splitlines()[-1] == "interrupted; the same command goes on from store.partial"
+    assert err.splitlines()[-1] == "interrupted; the same command resumes from store.partial"
     assert "Traceback" not in err
     assert not (tmp_path / "store").exists()
     done = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True, env=_absolute())

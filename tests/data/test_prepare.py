@@ -8,9 +8,9 @@ from diffwindow.data import prepare as module
 from diffwindow.data.corpora import plain_text, recipe_of, two_files
 from diffwindow.data.integrity import MEMORY
 from diffwindow.data.lines import CorpusError
-from diffwindow.data.prepare import estimate, prepare
+from diffwindow.data.prepare import estimate, open_or_prepare, prepare
 from diffwindow.data.recipe import Recipe, Source, Vocabulary
-from diffwindow.data.store import Store
+from diffwindow.data.store import Store, is_store
 from diffwindow.data.synthetic import reorder
 from diffwindow.files import locked
 
@@ -174,7 +174,7 @@ def test_moses_separates_punctuation(tmp_path):
     plain = Recipe("a", "lm", {"train": plain_text(tmp_path / "a.txt")}, Vocabulary("words", None))
     store = prepare(plain.adjusted(vocab_size=None, moses="en"), tmp_path / "out")
     assert store.tokenizer.decode(store.split("train")[0]["text"]) == "It isn 't far ."
-    with pytest.raises(ValueError, match="--moses en,de names 2 languages for the fields text"):
+    with pytest.raises(ValueError, match="moses=en,de names 2 languages for the fields text"):
         plain.adjusted(vocab_size=None, moses="en,de")
 
 
@@ -203,3 +203,17 @@ def test_a_folder_is_known_by_the_files_inside(tmp_path):
     assert after["train"] != before["train"]
     assert after["test"] == before["test"]
     assert after["train"][0]["bytes"] == 22
+
+
+def test_a_store_is_prepared_once(tmp_path):
+    made = []
+
+    def recipe():
+        made.append(1)
+        return recipe_of("agreement", rows=20)
+
+    first = open_or_prepare(tmp_path / "new" / "store", recipe)
+    again = open_or_prepare(tmp_path / "new" / "store", recipe)
+    assert is_store(first.folder)
+    assert not is_store(tmp_path)
+    assert (len(made), len(again.split("train"))) == (1, 20)

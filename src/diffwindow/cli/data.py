@@ -24,7 +24,7 @@ def prepare(
     out: Annotated[Path, typer.Option("--out", help="Folder of the store; it must not exist yet.")],
     corpus: Annotated[str | None, typer.Argument(help="A known corpus; see `diffwindow data list`.")] = None,
     data: Raw = None,
-    source: Annotated[File, typer.Option(help="Parallel text: source sentences, one a line.")] = None,
+    source: Annotated[File, typer.Option(help="Parallel text: source sentences, one per line.")] = None,
     target: Annotated[File, typer.Option(help="Parallel text: their translations.")] = None,
     valid_source: Annotated[File, typer.Option(help="The same for validation.")] = None,
     valid_target: Annotated[File, typer.Option()] = None,
@@ -52,7 +52,7 @@ def prepare(
 ) -> None:
     """Turn a corpus into a store: a known one by name, two parallel files, a TSV, or plain text.
 
-    Files may be plain, .gz or .xz. An interrupted run goes on when the same command is given again.
+    Files may be plain, .gz or .xz. The same command resumes an interrupted run.
     """
     from diffwindow.cli.errors import naming_data_option
     from diffwindow.data.corpora import GENERATED, plain_text, recipe_of, tsv_pairs, two_files
@@ -130,7 +130,7 @@ def _run(
     except BadRowError as error:
         raise ValueError(f"{error}, or pass --skip-bad to leave such rows out and count them") from None
     except KeyboardInterrupt:
-        print(f"interrupted; the same command goes on from {out}.partial", file=sys.stderr)
+        print(f"interrupted; the same command resumes from {out}.partial", file=sys.stderr)
         raise typer.Exit(130) from None
     print(f"{out}: {store.task}, vocabulary {store.tokenizer.vocab_size:,} ({store.tokenizer.kind})")
     for split, entry in store.manifest["splits"].items():

@@ -109,18 +109,17 @@ def _train(out: Path, attention: str, *, seed: int, updates: int, rows: int) -> 
 def _corpus(out: Path, *, seed: int, rows: int) -> Path:
     """Generate the sentences, unless they are there: as many to test on as to train on."""
     from diffwindow.data.corpora import recipe_of
-    from diffwindow.data.prepare import prepare
-    from diffwindow.data.store import Store
+    from diffwindow.data.prepare import open_or_prepare
+    from diffwindow.data.recipe import Recipe
 
-    store = out / "data"
-    if not store.exists():
-        out.mkdir(parents=True, exist_ok=True)
-        recipe = recipe_of("agreement", rows=rows, seed=seed)
-        larger = recipe_of("agreement", rows=10 * rows, seed=seed)
-        prepare(replace(recipe, splits=recipe.splits | {"test": larger.splits["test"]}), store)
-    if (found := len(Store.open(store).split("train"))) != rows:
-        raise ValueError(f"{store} has {found:,} sentences, not {rows:,}; choose another --out")
-    return store
+    def recipe() -> Recipe:
+        small, larger = (recipe_of("agreement", rows=size, seed=seed) for size in (rows, 10 * rows))
+        return replace(small, splits=small.splits | {"test": larger.splits["test"]})
+
+    store = open_or_prepare(out / "data", recipe)
+    if (found := len(store.split("train"))) != rows:
+        raise ValueError(f"{store.folder} has {found:,} sentences, not {rows:,}; choose another --out")
+    return store.folder
 
 
 def _evaluate(run: Path, store: Path) -> tuple[Trained, Evaluation]:

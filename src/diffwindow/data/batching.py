@@ -1,7 +1,7 @@
 """Which rows go together in a batch: by tokens and length, sharded, shuffled, resumable at any batch.
 
-A sampler's whole state is three integers. An epoch's plan is a function of (lengths, settings, seed, epoch),
-so a resumed run sees exactly the batches that an uninterrupted one would have seen.
+A sampler's state is three integers. The batches of an epoch are a function of (lengths, settings, seed,
+epoch), so a resumed run sees exactly the batches that an uninterrupted one would have seen.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PIECE = 1 << 20
 
 @dataclass
 class _Cursor:
-    """Where a sampler stands: the three integers, and the shard it serves."""
+    """The position of a sampler: seed, epoch and cursor, and its share of the processes."""
 
     seed: int
     rank: int
@@ -58,7 +58,7 @@ class _Cursor:
     def walk(self, batches: int, *, even: bool) -> Iterator[int]:
         """Yield this rank's batch numbers from the cursor to the end of the epoch, then start the next."""
         for step in range(self.cursor, self.steps(batches, even=even)):
-            # advanced before the batch is handed out: a state taken while working on it counts it as seen
+            # advanced before the batch is yielded: a state taken during its update counts it as seen
             self.cursor = step + 1
             yield (step * self.world_size + self.rank) % batches
         self.epoch, self.cursor = self.epoch + 1, 0
@@ -67,8 +67,8 @@ class _Cursor:
 class TokenBatches:
     """Index arrays of batches whose padded size, rows x longest field, stays within `max_tokens`.
 
-    `lengths` is one array, or one a field (source and target). Iterating gives the rest of the current
-    epoch and moves on to the next.
+    `lengths` is one array, or one per field (source and target). Iterating yields the rest of the current
+    epoch and then moves on to the next.
 
     >>> batches = TokenBatches(np.array([3, 9, 4, 8]), max_tokens=18, seed=0, shuffle=False)
     >>> [batch.tolist() for batch in batches]
@@ -118,11 +118,11 @@ class TokenBatches:
         return len(self._fields[0]) - len(self.kept)
 
     def state(self) -> dict[str, int]:
-        """Give the state after the batch handed out last."""
+        """Return the state after the last batch."""
         return self._position.state()
 
     def load_state(self, state: dict[str, int]) -> None:
-        """Go on from a state; the next batch is the one after it."""
+        """Continue from a state, with the batch after it."""
         self._position.load(state)
 
     def __len__(self) -> int:
@@ -137,7 +137,7 @@ class TokenBatches:
             yield order[edges[batch] : edges[batch + 1]].astype(np.int64)
 
     def padding_waste(self) -> float:
-        """Give the share of padding in this epoch's batches, over all fields."""
+        """Return the share of padding in this epoch's batches, over all fields."""
         order, edges = self._planned()
         rows = np.diff(edges)
         real = padded = 0
@@ -171,7 +171,7 @@ class TokenBatches:
                 key = (key << bits) | np.minimum(field[rows].astype(np.uint64), longest)
             places = np.arange(start, start + len(rows), dtype=np.uint64)
             keys[start : start + len(rows)] = (key << np.uint64(32)) | places
-        # key and place in one integer, sorted where it stands: an argsort would need as much again
+        # key and place in one integer, sorted in place: an argsort would need as much memory again
         keys.sort()
         for start in range(0, len(order), _PIECE):
             places = (keys[start : start + _PIECE] & np.uint64(0xFFFFFFFF)).astype(np.int64)
@@ -179,7 +179,7 @@ class TokenBatches:
         return keys.astype(np.uint32)
 
     def _edges(self, order: NDArray[np.uint32]) -> NDArray[np.int64]:
-        """Cut the sorted rows greedily: as fit, batch after batch."""
+        """Cut the sorted rows into batches, each as large as fits."""
         widest = np.empty(len(order), np.int32)
         for start in range(0, len(order), _PIECE):
             rows = order[start : start + _PIECE]
@@ -217,11 +217,11 @@ class BlockBatches:
         self._position = _Cursor(seed, rank, world_size)
 
     def state(self) -> dict[str, int]:
-        """Give the state after the batch handed out last."""
+        """Return the state after the last batch."""
         return self._position.state()
 
     def load_state(self, state: dict[str, int]) -> None:
-        """Go on from a state; the next batch is the one after it."""
+        """Continue from a state, with the batch after it."""
         self._position.load(state)
 
     def _batches(self) -> int:
@@ -237,7 +237,7 @@ class BlockBatches:
 
 
 def collate(split: Split, indices: NDArray[np.integer]) -> dict[str, torch.Tensor]:
-    """Give a batch's fields as int64 tensors: sequences [b t] padded on the right, columns [b]."""
+    """Return a batch's fields as int64 tensors: sequences [b t] padded on the right, columns [b]."""
     import torch
 
     batch = {name: torch.from_numpy(field.padded(indices)) for name, field in split.sequences.items()}
@@ -248,7 +248,7 @@ def collate(split: Split, indices: NDArray[np.integer]) -> dict[str, torch.Tenso
 
 
 def shift_right(tokens: torch.Tensor) -> torch.Tensor:
-    """Give the decoder input for a padded target: BOS first, then all but the last token.
+    """Return the decoder input for a padded target: BOS first, then all but the last token.
 
     >>> import torch
     >>> shift_right(torch.tensor([[7, 8, 2], [9, 2, 0]])).tolist()
@@ -262,7 +262,7 @@ def shift_right(tokens: torch.Tensor) -> torch.Tensor:
 def collate_blocks(
     stream: NDArray[Any], starts: NDArray[np.integer], block_size: int
 ) -> dict[str, torch.Tensor]:
-    """Give `target`, stream[start : start + block_size], and `input`, the token before each, as [b t].
+    """Return `target`, stream[start : start + block_size], and `input`, the token before each, as [b t].
 
     Over all blocks every token of the stream is predicted exactly once; the first from BOS.
     """

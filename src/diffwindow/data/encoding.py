@@ -132,7 +132,7 @@ def encoded_chunks(
     try:
         for chunk in chunks:
             waiting.append(pool.submit(_encode, chunk))
-            # the bound on memory: never more than two chunks a worker under way
+            # bounds memory: at most two chunks per worker are under way
             if len(waiting) >= 2 * workers:
                 yield waiting.popleft().result()
         while waiting:
@@ -147,7 +147,7 @@ _worker: ChunkEncoder | None = None
 def _start_worker(tokenizer_file: Path, moses: dict[str, str]) -> None:
     global _worker
     end_with_parent()
-    # ctrl-c is the parent's to handle
+    # the parent handles Ctrl-C
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     _worker = ChunkEncoder(tokenizer_file, moses)

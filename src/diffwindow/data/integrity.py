@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field, ValidationError
 from diffwindow.files import read_json, sha256_of, write_json
 
 FORMAT = 1
+MANIFEST = "manifest.json"
 MEMORY = ".verified.json"
 # arrays are checked in pieces, so that a store larger than memory needs little of it
 _PIECE = 1 << 20
@@ -58,7 +59,7 @@ class _Manifest(BaseModel):
 
 def read_manifest(folder: Path) -> dict[str, Any]:
     """Read a store's manifest; raise if a field is missing or of the wrong type."""
-    path = folder / "manifest.json"
+    path = folder / MANIFEST
     if not path.exists():
         raise ValueError(
             f"{folder} is not a prepared corpus (no manifest.json); make one with `diffwindow prepare`"

@@ -1,4 +1,4 @@
-"""What a reader found in a corpus: rows, labels, and what was left out and why."""
+"""Read lines and tables of text files, and count what was read and what was left out."""
 
 from __future__ import annotations
 
@@ -76,10 +76,10 @@ class Audit:
         """Count a finished input file as wholly read."""
         if file in self._open:
             self._open.remove(file)
-            self.swallowed(size)
+            self.read_whole(size)
 
-    def swallowed(self, size: int) -> None:
-        """Count a file that was read in one gulp."""
+    def read_whole(self, size: int) -> None:
+        """Count a file that was read at once."""
         self._closed_bytes += size
 
     @property
@@ -88,7 +88,7 @@ class Audit:
         return self._closed_bytes + sum(file.tell() for file in self._open)
 
     def summary(self) -> dict[str, Any]:
-        """Give the counts as plain data for a manifest."""
+        """Return the counts as plain data for a manifest."""
         return {
             "rows": self.rows,
             "labels": {str(label): self.labels[label] for label in sorted(self.labels)},
@@ -98,7 +98,7 @@ class Audit:
 
 
 SUFFIXES = ("", ".gz", ".xz")
-# a longer line is no sentence and a longer word no word: bounds on the memory and time of a row
+# bounds on the memory and time of a row: no sentence and no word is longer
 MAX_LINE = 1_000_000
 MAX_WORD = 10_000
 _LONG_WORD = re.compile(rf"\S{{{MAX_WORD + 1}}}")
@@ -151,7 +151,7 @@ def bounded_lines(file: IO[bytes]) -> Iterator[bytes]:
 
 
 def too_long(raw: bytes) -> str | None:
-    """Say what is too long about a line, if anything is."""
+    """Return what is too long about a line, or None."""
     if len(raw) > MAX_LINE:
         return f"a line of more than {MAX_LINE:,} bytes"
     if len(raw) > MAX_WORD and _LONG_WORD.search(raw.decode("utf-8", "replace")):
@@ -160,7 +160,7 @@ def too_long(raw: bytes) -> str | None:
 
 
 def without_mark(raw: bytes, number: int) -> bytes:
-    """Give a line without the byte order mark that the first of a file may begin with."""
+    """Return a line without the byte order mark that the first of a file may begin with."""
     return raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw
 
 

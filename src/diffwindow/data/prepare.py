@@ -1,10 +1,11 @@
-"""Turn a corpus into a store: train the vocabulary, encode on all cores, restart where it stopped."""
+"""Turn a corpus into a store: train the vocabulary, encode on all cores, resume where it stopped."""
 
 from __future__ import annotations
 
 import os
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,11 +34,11 @@ def prepare(
 ) -> Store:
     """Write the store `out`, which appears only when it is whole.
 
-    The work in progress is `out`.partial; the same call goes on with it. `tokenizer` uses an existing
+    The work in progress is `out`.partial; the same call resumes it. `tokenizer` uses an existing
     tokenizer.json in place of a new vocabulary.
     """
     if tokenizer:
-        # say what is wrong with it before any work
+        # fail early if it cannot be read
         Tokenizer.load(tokenizer)
     given = sha256_of(tokenizer) if tokenizer else None
     inputs = recipe.inputs()
@@ -53,8 +54,17 @@ def prepare(
     return Store.open(out)
 
 
+def open_or_prepare(path: Path, recipe: Callable[[], Recipe], *, progress: Progress = SILENT) -> Store:
+    """Open the store at `path`; prepare it first unless it exists."""
+    if path.exists():
+        return Store.open(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    missing = recipe()
+    return prepare(missing, path, workers=usual_workers(missing), progress=progress)
+
+
 def usual_workers(recipe: Recipe) -> int:
-    """Return how many processes a corpus is worth: the cores, at most 4; one if it takes only a moment."""
+    """Return how many processes to use: one per core, at most 4; one for a small corpus."""
     megabytes = sum(source.bytes for source in recipe.splits.values()) / 1e6
     return min(4, os.cpu_count() or 1) if megabytes > 20 else 1
 
@@ -85,7 +95,7 @@ def _write_split(
     dtype = token_dtype(Tokenizer.load(partial.tokenizer_file).vocab_size)
     writer = SplitWriter(partial.folder, split, dtype.itemsize, partial.state["splits"].get(split))
     rows = source.read(audit)
-    # reading again what is stored already is quick, and counts its labels and skipped rows
+    # skip what is stored already; reading it is quick, and counts its labels and skipped rows
     for _ in range(writer.rows):
         next(rows)
     chunks = raw_chunks(rows, TASKS[recipe.task])
@@ -167,7 +177,7 @@ def estimate(recipe: Recipe, *, workers: int = 1, skip_bad: bool = False, sample
 
 
 def _learning(recipe: Recipe, first: list[Row], scale: float, tokenizer_file: Path) -> float:
-    """Learn a vocabulary from the sample, and give the seconds that the whole would take."""
+    """Learn a vocabulary from the sample and return the seconds that the whole would take."""
     characters = sum(map(len, texts_of(iter(first), recipe)))
     started = time.perf_counter()
     trained(recipe.vocabulary, texts_of(iter(first), recipe)).save(tokenizer_file)

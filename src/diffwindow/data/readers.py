@@ -98,7 +98,7 @@ def imdb(path: Path, audit: Audit) -> Iterator[Row]:
         for file in files:
             with opened(file) as review:
                 raw = review.read(MAX_LINE + 1)
-            audit.swallowed(len(raw))
+            audit.read_whole(len(raw))
             if (content := decoded(raw, file, 1, audit)) is not None:
                 yield from _labelled(content.strip(), label, file, 1, audit)
 

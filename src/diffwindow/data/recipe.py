@@ -23,7 +23,7 @@ Settings = dict[str, Any]
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The kind of tokenizer and its size; None keeps every word, of which there are `about` so many."""
+    """The kind of tokenizer and its size; None keeps every word, `about` so many."""
 
     kind: Kind = "bpe"
     size: int | None = 32_768
@@ -39,7 +39,7 @@ class Vocabulary:
 class Source:
     """Rows of one split: a reader, and the files it reads (or, for generated rows, their number).
 
-    `divided` counts how often rows were chosen by the hash of their text (see `holdout.share`).
+    `divided` counts how often rows were chosen by the hash of their text (see `share`).
     """
 
     reader: Reader
@@ -65,7 +65,7 @@ class Source:
         return sum(file.stat().st_size for path in self.files for file in _inside(path))
 
     def done(self, audit: Audit) -> float:
-        """Give the fraction read so far."""
+        """Return the fraction that was read so far."""
         if self.rows is not None:
             return min(1.0, audit.rows / max(1, self.rows))
         return min(1.0, audit.bytes_read / max(1, self.bytes))
@@ -86,7 +86,7 @@ class Source:
 class Recipe:
     """Everything that decides what a store holds.
 
-    `variant` names what the files do not show: seed and number of generated rows, the share that is kept.
+    `variant` names what the files do not show: seed and number of generated rows, the share of rows kept.
     `moses` and `languages` are by text field: what is Moses-tokenised, and what language is known.
     """
 
@@ -99,13 +99,13 @@ class Recipe:
     variant: dict[str, int] = field(default_factory=dict)
 
     def adjusted(self, *, vocab_size: int | None, moses: str | None) -> Recipe:
-        """Give the recipe with another vocabulary size, and Moses languages for its text fields (`en,de`)."""
+        """Return the recipe with another vocabulary size, and Moses languages by text field (`en,de`)."""
         size = self.vocabulary.size if vocab_size is None else vocab_size
         fields = TASKS[self.task]
         languages = moses.split(",") if moses else []
         if languages and len(languages) != len(fields):
             raise ValueError(
-                f"--moses {moses} names {len(languages)} languages for the fields {', '.join(fields)}"
+                f"moses={moses} names {len(languages)} languages for the fields {', '.join(fields)}"
             )
         return replace(
             self,
@@ -114,7 +114,7 @@ class Recipe:
         )
 
     def settings(self) -> dict[str, Any]:
-        """Give the settings as plain data for the manifest."""
+        """Return the settings as plain data for the manifest."""
         return {
             "corpus": self.name,
             "vocabulary": {"kind": self.vocabulary.kind, "size": self.vocabulary.size},

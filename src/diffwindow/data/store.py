@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffwindow.data.integrity import (
-    FORMAT,
+    MANIFEST,
     Memory,
     changed_files,
     check_column,
@@ -24,11 +24,14 @@ from diffwindow.data.tokenizer import Tokenizer, token_dtype
 from diffwindow.files import sha256_of
 from diffwindow.special_tokens import PAD
 
-__all__ = ["FORMAT", "OFFSET_DTYPE", "TASKS", "VALUE_DTYPE", "Sequences", "Split", "Store"]
-
 OFFSET_DTYPE = np.dtype("<i8")
 VALUE_DTYPE = np.dtype("<i4")
 TASKS = {"translation": ("source", "target"), "classification": ("text",), "lm": ("text",)}
+
+
+def is_store(folder: Path) -> bool:
+    """Return whether a folder holds a prepared corpus, whole or damaged, rather than raw files."""
+    return (folder / MANIFEST).exists()
 
 
 class Sequences:
@@ -45,7 +48,7 @@ class Sequences:
         return self.tokens[self.offsets[index] : self.offsets[index + 1]]
 
     def lengths(self) -> NDArray[np.int32]:
-        """Give the number of tokens of every sequence."""
+        """Return the number of tokens of every sequence."""
         lengths = np.empty(len(self), np.int32)
         np.subtract(self.offsets[1:], self.offsets[:-1], out=lengths, casting="same_kind")
         return lengths
@@ -86,13 +89,13 @@ class Split:
         return row | {name: int(values[index]) for name, values in self.columns.items()}
 
     def lengths(self, field: str) -> NDArray[np.int32]:
-        """Give the number of tokens, EOS included, of every row of a field."""
+        """Return the number of tokens, EOS included, of every row of a field."""
         if field not in self.sequences:
             raise ValueError(f"no text field {field!r}; this store has {', '.join(self.sequences)}")
         return self.sequences[field].lengths()
 
     def stream(self, field: str) -> NDArray[Any]:
-        """Give a field's tokens end to end, rows separated by EOS."""
+        """Return a field's tokens end to end, rows separated by EOS."""
         return self.sequences[field].tokens
 
 
@@ -190,5 +193,5 @@ def _mapped(folder: Path, file: str, entry: dict[str, Any], dtype: np.dtype[Any]
     if size == 0:
         return np.empty(0, dtype)
     with path.open("rb") as opened:
-        # plain arrays over the map: np.memmap costs microseconds a slice
+        # plain arrays over the map: np.memmap costs microseconds per slice
         return np.frombuffer(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ), dtype)

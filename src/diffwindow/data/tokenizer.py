@@ -109,11 +109,11 @@ class Tokenizer:
         return int(self._backend.get_vocab_size())
 
     def encode(self, text: str) -> list[int]:
-        """Give the ids of `text`, without begin or end."""
+        """Return the ids of `text`, without begin or end."""
         return self._as_text(self._backend.encode(text, add_special_tokens=False).ids)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Give the ids of each text, on all cores."""
+        """Return the ids of each text, on all cores."""
         encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
         return [self._as_text(encoding.ids) for encoding in encodings]
 
@@ -124,12 +124,12 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Ids) -> str:
-        """Give the text of `ids`; padding, begin and end are left out."""
+        """Return the text of `ids`; padding, begin and end are left out."""
         text = [int(i) for i in ids if i not in CONTROL]
         return str(self._backend.decode(text, skip_special_tokens=False))
 
     def tokens(self, ids: Ids) -> list[str]:
-        """Give each token as people read it: `@@` marks one that the next continues.
+        """Return each token as people read it: `@@` marks one that the next continues.
 
         Joining with spaces and removing `@@ ` gives the text back, unless a token holds part of a character.
         """
@@ -145,7 +145,7 @@ class Tokenizer:
 
 
 def moses_tokenizer(language: str) -> Callable[[str], str]:
-    """Give a function that separates words and punctuation by spaces, as Moses does for `language`."""
+    """Return a function that separates words and punctuation by spaces, as Moses does for `language`."""
     require("sacremoses")
     # slow to import, and few corpora need it
     from sacremoses import MosesTokenizer
@@ -155,7 +155,7 @@ def moses_tokenizer(language: str) -> Callable[[str], str]:
 
 
 def moses_detokenizer(language: str) -> Callable[[str], str]:
-    """Give a function that joins what `moses_tokenizer` has separated."""
+    """Return a function that joins what `moses_tokenizer` has separated."""
     require("sacremoses")
     from sacremoses import MosesDetokenizer
 
@@ -164,10 +164,10 @@ def moses_detokenizer(language: str) -> Callable[[str], str]:
 
 
 def pretokenizers(languages: dict[str, str]) -> dict[str, Callable[[str], str]]:
-    """Give the pre-tokeniser of each field that has a language."""
+    """Return the pre-tokeniser of each field that has a language."""
     return {field: moses_tokenizer(language) for field, language in languages.items()}
 
 
 def token_dtype(vocab_size: int) -> np.dtype[np.unsignedinteger]:
-    """Give the narrowest type that holds every id."""
+    """Return the narrowest type that holds every id."""
     return np.dtype("<u2") if vocab_size <= 1 << 16 else np.dtype("<u4")

@@ -40,7 +40,7 @@ def train_vocabulary(recipe: Recipe, *, skip_bad: bool, progress: Progress = SIL
 
 
 def _return_memory() -> None:
-    """Give memory back to the system: after learning, the C library holds on to hundreds of megabytes."""
+    """Return memory to the system: after learning, the C library keeps hundreds of megabytes."""
     # a library without this function returns memory in its own time
     with suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)

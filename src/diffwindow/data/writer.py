@@ -1,4 +1,4 @@
-"""Write a store row chunk by row chunk, so that an interrupted run can go on where it stopped."""
+"""Write a store row chunk by row chunk, so that an interrupted run can resume."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from typing import IO, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from diffwindow.data.store import FORMAT, OFFSET_DTYPE, VALUE_DTYPE
+from diffwindow.data.integrity import FORMAT, MANIFEST
+from diffwindow.data.store import OFFSET_DTYPE, VALUE_DTYPE
 from diffwindow.files import (
     LOCK,
     flush,
@@ -47,7 +48,7 @@ class SplitWriter:
         self.rows: int = state["rows"] if state else 0
         self._bytes: dict[str, int] = dict(state["bytes"]) if state else {}
         self._files: dict[str, IO[bytes]] = {}
-        # what was written after the last checkpoint is cut off, and done again
+        # cut off what was written after the last checkpoint; it is written again
         for name, size in self._bytes.items():
             _cut(folder / name, size)
 
@@ -71,7 +72,7 @@ class SplitWriter:
         self._bytes[name] = self._bytes.get(name, 0) + len(content)
 
     def sync(self) -> dict[str, Any]:
-        """Flush to disk and give the state to go on from."""
+        """Flush to disk and return the state to resume from."""
         for file in self._files.values():
             file.flush()
             os.fsync(file.fileno())
@@ -89,7 +90,7 @@ class PartialStore:
     @classmethod
     @contextmanager
     def opened(cls, out: Path, fingerprint: dict[str, Any]) -> Iterator[Self]:
-        """Go on with an unfinished store, or begin one, while no other process does."""
+        """Resume an unfinished store or start one; raise if another process is working on it."""
         _refuse(out)
         folder = out.with_name(out.name + ".partial")
         folder.mkdir(parents=True, exist_ok=True)
@@ -129,7 +130,7 @@ class PartialStore:
 
     @property
     def tokenizer_file(self) -> Path:
-        """Where the tokenizer is kept from the moment it is trained."""
+        """The tokenizer, from the moment it is trained."""
         return self.folder / "tokenizer.json"
 
     def checkpoint(self, split: str, state: dict[str, Any]) -> None:
@@ -138,7 +139,7 @@ class PartialStore:
         self.save()
 
     def save(self) -> None:
-        """Record the state, from which the same call goes on."""
+        """Record the state, so that the same call resumes from it."""
         write_json(self.folder / "progress.json", self.state)
 
     def finish(self, manifest: dict[str, Any]) -> None:
@@ -149,7 +150,7 @@ class PartialStore:
                 name: {"bytes": size, "sha256": sha256_of(self.folder / name)} for name, size in sizes.items()
             }
         tokenizer = {"sha256": sha256_of(self.tokenizer_file)} | manifest["tokenizer"]
-        write_json(self.folder / "manifest.json", {"format": FORMAT} | manifest | {"tokenizer": tokenizer})
+        write_json(self.folder / MANIFEST, {"format": FORMAT} | manifest | {"tokenizer": tokenizer})
         (self.folder / "progress.json").unlink(missing_ok=True)
         flush(self.folder)
         self.folder.rename(self.out)
@@ -175,4 +176,4 @@ def _cut(path: Path, size: int) -> None:
 
 def _refuse(out: Path) -> None:
     if out.exists():
-        raise ValueError(f"{out} exists already; remove it or choose another --out")
+        raise ValueError(f"{out} exists already; remove it or choose another folder")

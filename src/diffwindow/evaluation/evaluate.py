@@ -1,4 +1,4 @@
-"""Evaluate a trained model on a split: every figure with what it takes to compare it."""
+"""Evaluate a trained model on a split: metrics, and what is needed to compare them."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -26,7 +26,7 @@ from diffwindow.tasks.translation import Translation
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Metrics, as plain data for JSON, the outcome of each example, and what a comparison needs."""
+    """Metrics as plain data for JSON, the terms of each example, and what a comparison needs."""
 
     metrics: dict[str, Any]
     terms: Terms
@@ -92,7 +92,7 @@ def _classification(trained: Trained, task: Classification, split: str) -> Evalu
 
 
 def _by_size(right: NDArray[np.bool_], sizes: NDArray[np.integer]) -> dict[str, dict[str, Any]]:
-    """Give the accuracy by size, in ranges that double from ten on.
+    """Return the accuracy by size, in ranges that double from ten on.
 
     >>> list(_by_size(np.array([True, False, True]), np.array([0, 20, 21])))
     ['0-10', '11-20', '21-40']
@@ -124,7 +124,7 @@ def _language(trained: Trained, task: LanguageModeling, split: str) -> Evaluatio
 
 
 def compare(first: Evaluation, second: Evaluation, *, samples: int = 1000) -> dict[str, Any]:
-    """Compare two models on the same examples; p is that of the difference arising by chance.
+    """Compare two models on the same examples; p is the probability of such a difference by chance.
 
     Translations: sacreBLEU's paired bootstrap. Classes: McNemar's exact test. Text: the perplexities' ratio.
     """

@@ -1,4 +1,4 @@
-"""Learned windows against gold ones: where a classifier of agreement looks from the place of the verb."""
+"""Learned windows against gold ones: where an agreement classifier attends from the verb's position."""
 
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
@@ -22,11 +22,11 @@ GOLD_COLUMNS = ("subject_start", "verb_position")
 
 @dataclass(frozen=True)
 class WindowFit:
-    """Means over the sentences of a split, for the query at the verb's place, in one layer.
+    """Means over the sentences of a split, for the query at the verb's position, in one layer.
 
     `overlap` is that of the window with the gold one, averaged over heads (None where the attention has no
     window), `best_head` that of the head that does best, `attention_inside` the share of attention that
-    falls inside the gold window. `chance` is what looking everywhere alike would have, for all of them.
+    falls inside the gold window. `chance` is the value of uniform attention, for all of them.
     """
 
     layer: int
@@ -39,9 +39,9 @@ class WindowFit:
 
 
 def has_gold_windows(task: Classification) -> bool:
-    """Say whether a corpus knows where to look; its positions count words, so tokens must be words.
+    """Return whether the corpus has gold windows that fit the model's tokens.
 
-    A model that reads only the beginning of a text may not see the place.
+    Their positions count words, so tokens must be words, and the model must read whole texts.
     """
     columns = next(iter(task.store.splits.values())).columns
     whole = task.store.tokenizer.kind == "words" and task.max_length is None
@@ -64,7 +64,7 @@ def window_fits(task: Classification, model: Classifier, split: str) -> list[Win
 
 
 class _Measured(NamedTuple):
-    """Measures of each row of a batch, by head; where there is no window, `overlap` has no heads."""
+    """Measures per row of a batch and head; `overlap` has no heads if the attention has no window."""
 
     overlap: NDArray[np.float64]
     inside: NDArray[np.float64]
@@ -103,7 +103,7 @@ def _fit(layer: int, batches: list[_Measured]) -> WindowFit:
 def window_panels(
     task: Classification, windowed: Classifier, plain: Classifier, split: str, index: int
 ) -> tuple[list[str], list[Panel]]:
-    """Give a sentence's tokens, and panels of its window, its attention, and a plain model's, in layer 1.
+    """Return a sentence's tokens, and panels of its window, its attention, and a plain model's, in layer 1.
 
     Each model shows the head that does best on the whole split: by overlap with the gold windows, or by the
     attention inside them. A frame marks the gold window of the verb.
@@ -129,5 +129,5 @@ def window_panels(
 
 
 def as_rows(fits: list[WindowFit]) -> list[dict[str, Any]]:
-    """Give plain data for JSON."""
+    """Return plain data for JSON."""
     return [asdict(fit) for fit in fits]

@@ -21,7 +21,7 @@ class Accuracy:
 
 
 def accuracy(correct: int, total: int, *, confidence: float = 0.95) -> Accuracy:
-    """Give the share of right answers with its Wilson score interval.
+    """Return the share of right answers with its Wilson score interval.
 
     (p + z²/2n ± z √(p(1 − p)/n + z²/4n²)) / (1 + z²/n), which also holds near 0 and 1.
 
@@ -40,7 +40,7 @@ def accuracy(correct: int, total: int, *, confidence: float = 0.95) -> Accuracy:
 
 
 def accuracy_by(right: NDArray[np.bool_], group: NDArray[np.integer]) -> dict[int, Accuracy]:
-    """Give the accuracy of each group, in order."""
+    """Return the accuracy of each group, in order."""
     return {
         int(value): accuracy(int(right[group == value].sum()), int((group == value).sum()))
         for value in np.unique(group)
@@ -48,7 +48,7 @@ def accuracy_by(right: NDArray[np.bool_], group: NDArray[np.integer]) -> dict[in
 
 
 def mcnemar(right: NDArray[np.bool_], other: NDArray[np.bool_]) -> float:
-    """Give the exact two-sided p of McNemar's test, that two models err equally often on the same examples.
+    """Return the exact two-sided p of McNemar's test, that two models err equally often on the same examples.
 
     Only the examples count that one of them gets right alone: b and c of them, binomial with p = 1/2.
 
@@ -60,5 +60,5 @@ def mcnemar(right: NDArray[np.bool_], other: NDArray[np.bool_]) -> float:
     alone, other_alone = int((right & ~other).sum()), int((other & ~right).sum())
     total, fewer = alone + other_alone, min(alone, other_alone)
     tail = sum(math.comb(total, count) for count in range(fewer + 1))
-    # a fraction, for 2**total overflows a float from 1024 on
+    # a fraction: 2**total overflows a float from 1024 on
     return min(1.0, float(Fraction(2 * tail, 2**total)))

@@ -1,4 +1,4 @@
-"""Outcomes: what each test example adds to a figure, so that anyone can compute it again, or resample it."""
+"""Outcomes: what each test example adds to a figure, so that it can be computed again and resampled."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 
 def word_perplexity(nll: float, words: int) -> float:
-    """Give exp(−log p(text) / words), with log p summed over all tokens, subwords or not.
+    """Return exp(−log p(text) / words), with log p summed over all tokens, subwords or not.
 
     A text's probability is the product of its tokens' whichever way they cut it, so only the number of words
     may divide it: two models with different vocabularies then compare.
@@ -15,7 +15,7 @@ def word_perplexity(nll: float, words: int) -> float:
     """
     if words < 1:
         raise ValueError("a text without words has no perplexity")
-    # beyond this a float overflows; such a model knows nothing anyway
+    # a float overflows beyond this
     return math.exp(min(nll / words, 700.0))
 
 

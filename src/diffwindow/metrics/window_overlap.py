@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 
 
 def soft_overlap(window: NDArray[np.float64], gold: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Give Σ min(M, g) / Σ max(M, g) over keys, which is intersection over union where M is hard.
+    """Return Σ min(M, g) / Σ max(M, g) over keys, which is intersection over union where M is hard.
 
     M counts as at most 1, for the paper's window reaches 2 where its boundaries meet.
 
@@ -20,7 +20,7 @@ def soft_overlap(window: NDArray[np.float64], gold: NDArray[np.bool_]) -> NDArra
 
 
 def inside(weights: NDArray[np.float64], gold: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Give the share of attention that falls inside the gold window; weights need not sum to one.
+    """Return the share of attention that falls inside the gold window; weights need not sum to one.
 
     >>> inside(np.array([[0.5, 0.25, 0.25]]), np.array([False, True, True])).tolist()
     [0.5]

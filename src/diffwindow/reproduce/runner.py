@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from diffwindow.data.corpora import recipe_of
-from diffwindow.data.prepare import prepare
+from diffwindow.data.prepare import open_or_prepare
 from diffwindow.data.recipe import Recipe
 from diffwindow.data.store import TASKS
 from diffwindow.metrics.outcomes import Terms
@@ -25,9 +25,7 @@ def make_store(
     experiment: Experiment, store: Path, data: Path | None, *, progress: Progress = SILENT
 ) -> None:
     """Make the store of an experiment from the raw files in `data`, unless it exists."""
-    if not store.exists():
-        store.parent.mkdir(parents=True, exist_ok=True)
-        prepare(recipe(experiment, data), store, progress=progress)
+    open_or_prepare(store, lambda: recipe(experiment, data), progress=progress)
 
 
 def recipe(experiment: Experiment, data: Path | None) -> Recipe:

@@ -1,4 +1,4 @@
-"""Classification: labelled texts of a store, and a Classifier for them."""
+"""Classification: labelled texts of a store, and the Classifier trained on them."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +29,7 @@ class ClassificationBatch(TensorBatch):
 
 @dataclass(frozen=True)
 class Predictions:
-    """What a model says of each text, in order: the likeliest label, and −log p of the right one."""
+    """The likeliest label of each text, in order, and −log p of the right one."""
 
     labels: NDArray[np.int64]
     nll: NDArray[np.float64]
@@ -47,16 +47,16 @@ class Classification:
     max_length: int | None = None
 
     def build_model(self) -> Classifier:
-        """Make the model, freshly initialised."""
+        """Build the model, freshly initialised."""
         return Classifier(self.config)
 
     def lengths(self, split: str) -> list[np.ndarray]:
-        """Give the numbers of tokens that are read."""
+        """Return the numbers of tokens that are read."""
         lengths = self.store.split(split).lengths("text")
         return [lengths if self.max_length is None else np.minimum(lengths, self.max_length)]
 
     def gold(self, split: str) -> NDArray[np.int64]:
-        """Give the right labels of a split."""
+        """Return the right labels of a split."""
         return self.store.split(split).columns["label"].astype(np.int64)
 
     def collate(self, split: str, indices: np.ndarray) -> ClassificationBatch:
@@ -65,7 +65,7 @@ class Classification:
         return ClassificationBatch(len(indices), rows["text"][:, : self.max_length], rows["label"])
 
     def loss(self, model: nn.Module, batch: ClassificationBatch) -> Loss:
-        """Give the cross-entropy of the labels."""
+        """Return the cross-entropy of the labels."""
         logits = cast(Classifier, model)(batch.tokens).float()
         total = F.cross_entropy(logits, batch.labels, label_smoothing=self.label_smoothing, reduction="sum")
         return Loss(total, batch.units)
@@ -87,7 +87,7 @@ class Classification:
         return found
 
     def validate(self, model: nn.Module, split: str) -> dict[str, float]:
-        """Give the mean cross-entropy, without smoothing, and the accuracy."""
+        """Return the mean cross-entropy, without smoothing, and the accuracy."""
         found = self.predict(model, split)
         right = found.labels == self.gold(split)
         return {"loss": float(found.nll.mean()), "accuracy": float(right.mean())}

@@ -1,4 +1,4 @@
-"""Language modelling: text of a store, by row or as one stream in blocks, and a LanguageModel for it."""
+"""Language modelling: text of a store, by row or in blocks, and the LanguageModel trained on it."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,11 +43,11 @@ class LanguageModeling:
     block_size: int | None = None
 
     def build_model(self) -> LanguageModel:
-        """Make the model, freshly initialised."""
+        """Build the model, freshly initialised."""
         return LanguageModel(self.config)
 
     def lengths(self, split: str) -> list[np.ndarray]:
-        """Give the numbers of tokens of the rows or blocks."""
+        """Return the numbers of tokens of the rows or blocks."""
         rows = self.store.split(split)
         if self.block_size is None:
             return [rows.lengths("text")]
@@ -66,7 +66,7 @@ class LanguageModeling:
         return TextBatch(int((labels != PAD).sum()), tokens, labels)
 
     def loss(self, model: nn.Module, batch: TextBatch) -> Loss:
-        """Give the label-smoothed cross-entropy of the labels."""
+        """Return the label-smoothed cross-entropy of the labels."""
         scored = cast(LanguageModel, model).loss(
             batch.tokens, batch.labels, label_smoothing=self.label_smoothing
         )
@@ -92,7 +92,7 @@ class LanguageModeling:
         return count_words(tokenizer.decode(rows[index].tolist()) for index in range(len(rows)))
 
     def validate(self, model: nn.Module, split: str) -> dict[str, float]:
-        """Give the cross-entropy by token, without smoothing, and the perplexity by word."""
+        """Return the cross-entropy by token, without smoothing, and the perplexity by word."""
         by_row, tokens = self.nll(model, split)
         nll = float(by_row.sum())
         return {"loss": nll / int(tokens.sum()), "perplexity": word_perplexity(nll, self.words(split))}

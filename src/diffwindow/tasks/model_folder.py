@@ -14,7 +14,7 @@ TASK = "task.json"
 
 
 def save_folder(model: nn.Module, store: Store, options: TaskOptions, folder: Path) -> None:
-    """Write a model with all that using it again needs."""
+    """Write a model with everything needed to use it again."""
     cast(PretrainedModel[Any], model).save_pretrained(folder, store.tokenizer)
     settings = store.manifest["settings"]
     record = {"corpus": settings["corpus"], "moses": settings["moses"], "options": options.model_dump()}

@@ -22,7 +22,7 @@ TASKS: dict[str, tuple[type[AnyTask], type[ModelConfig]]] = {
 
 
 def corpus_fields(store: Store) -> dict[str, int]:
-    """Give the fields of a model's config that its corpus decides: the vocabulary, the number of classes."""
+    """Return the fields of a model's config that the corpus decides: vocabulary and number of classes."""
     decided = {"vocab_size": store.tokenizer.vocab_size}
     if store.task == "classification":
         labels = [int(split.columns["label"].max()) for split in store.splits.values()]
@@ -31,13 +31,13 @@ def corpus_fields(store: Store) -> dict[str, int]:
 
 
 def model_config(store: Store, settings: dict[str, Any]) -> ModelConfig:
-    """Make the config of the store's model: `settings`, and what the corpus decides."""
+    """Build the config of the store's model: `settings`, and what the corpus decides."""
     _, config = TASKS[store.task]
     return config.read(settings | corpus_fields(store))
 
 
 def task_of(store: Store, config: ModelConfig, options: TaskOptions | None = None) -> AnyTask:
-    """Make the task of a store; a model or an option that is not for it is an error."""
+    """Build the task of a store; raise if the model or an option is not for it."""
     kind, config_kind = TASKS[store.task]
     if not isinstance(config, config_kind):
         raise ValueError(f"{store.folder} is for {store.task}, which a {type(config).__name__} cannot do")

@@ -1,4 +1,4 @@
-"""What the training loop knows of a task, and nothing more."""
+"""The Task protocol: all that the training loop knows of a task."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -14,7 +14,7 @@ from diffwindow.sharing import each
 
 
 class TaskOptions(BaseModel):
-    """Settings that change the loss or the examples, not the model; one that is not for the task is an error.
+    """Settings of the loss and of the examples, not of the model; each task knows which are its own.
 
     `block_size` cuts a language model's running text into blocks; without it, each line is an example.
     `max_length` lets a classifier read only the first tokens of a text; without it, it reads all.
@@ -52,26 +52,26 @@ class Loss(NamedTuple):
 
 @runtime_checkable
 class Task(Protocol[B]):
-    """A corpus and a model for it: everything between an index of an example and a number to minimise."""
+    """A corpus and a model for it: everything from the index of an example to the loss."""
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Name what `validate` gives."""
+        """Names of the metrics that `validate` returns."""
 
     def build_model(self) -> nn.Module:
-        """Make the model, freshly initialised from torch's generator."""
+        """Build the model, freshly initialised from torch's generator."""
 
     def lengths(self, split: str) -> list[np.ndarray]:
-        """Give the number of tokens of each example of a split, one array a field (see `TokenBatches`)."""
+        """Return the tokens per example of a split, one array per field (see `TokenBatches`)."""
 
     def collate(self, split: str, indices: np.ndarray) -> B:
         """Pad the examples to a batch, a function of the indices alone: another thread runs it ahead."""
 
     def loss(self, model: nn.Module, batch: B) -> Loss:
-        """Give the training loss of a batch."""
+        """Return the training loss of a batch."""
 
     def validate(self, model: nn.Module, split: str) -> dict[str, float]:
-        """Give quick metrics of a split, `loss` among them, for curves and early stopping."""
+        """Return quick metrics of a split, `loss` among them, for curves and early stopping."""
 
     def save(self, model: nn.Module, folder: Path) -> None:
         """Write the model and its tokenizer as a folder that `from_pretrained` reads."""
@@ -98,7 +98,7 @@ def sweep(
 ) -> list[tuple[np.ndarray, R]]:
     """Work on every example of a split once, shortest first; return each batch's indices and result.
 
-    None is too long. Processes may share the batches (see `sharing`).
+    No example is too long. Processes may share the batches (see `sharing`).
     """
     lengths = task.lengths(split)
     longest = max(int(field.max(initial=0)) for field in lengths)

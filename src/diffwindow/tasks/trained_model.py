@@ -37,11 +37,11 @@ class Trained:
         return cls(folder, model, Tokenizer.load(folder / TOKENIZER), *read_record(folder))
 
     def task(self, store: Store) -> AnyTask:
-        """Make the task of evaluating the model on a store, which must have its vocabulary."""
+        """Build the task of evaluating the model on a store, which must have its vocabulary."""
         if sha256_of(self.folder / TOKENIZER) != store.manifest["tokenizer"]["sha256"]:
             raise ValueError(
-                f"{store.folder} has another vocabulary than {self.folder}; prepare it again with "
-                f"--tokenizer {self.folder / TOKENIZER}"
+                f"{store.folder} has another vocabulary than {self.folder}; prepare it again with the "
+                f"tokenizer {self.folder / TOKENIZER}"
             )
         return task_of(store, self.model.config, self.options)
 
@@ -64,7 +64,7 @@ def model_folder(run: Path) -> Path:
 
 
 def target_language(corpus: str, moses: dict[str, str]) -> str:
-    """Give the language of the translations: that of Moses, or what the name of the corpus ends in.
+    """Return the language of the translations: that of Moses, or what the name of the corpus ends in.
 
     >>> target_language("multi30k-en-de", {}), target_language("reorder", {})
     ('de', 'en')

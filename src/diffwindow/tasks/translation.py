@@ -1,4 +1,4 @@
-"""Translation: sentence pairs of a store, and a Translator for them."""
+"""Translation: sentence pairs of a store, and the Translator trained on them."""
 
 import math
 from dataclasses import dataclass
@@ -38,11 +38,11 @@ class Translation:
     valid_tokens: int = 4096
 
     def build_model(self) -> Translator:
-        """Make the model, freshly initialised."""
+        """Build the model, freshly initialised."""
         return Translator(self.config)
 
     def lengths(self, split: str) -> list[np.ndarray]:
-        """Give the numbers of source and of target tokens."""
+        """Return the numbers of source and of target tokens."""
         rows = self.store.split(split)
         return [rows.lengths("source"), rows.lengths("target")]
 
@@ -53,14 +53,14 @@ class Translation:
         return TranslationBatch(int((labels != PAD).sum()), rows["source"], shift_right(labels), labels)
 
     def loss(self, model: nn.Module, batch: TranslationBatch) -> Loss:
-        """Give the label-smoothed cross-entropy of the labels."""
+        """Return the label-smoothed cross-entropy of the labels."""
         scored = cast(Translator, model).loss(
             batch.source, batch.target, batch.labels, label_smoothing=self.label_smoothing
         )
         return Loss(scored.total, batch.units)
 
     def validate(self, model: nn.Module, split: str) -> dict[str, float]:
-        """Give the loss of training, and the likelihood and perplexity by token, without smoothing."""
+        """Return the loss of training, and the likelihood and perplexity by token, without smoothing."""
 
         def score(_: np.ndarray, batch: TranslationBatch) -> tuple[float, float, int]:
             scored = cast(Translator, model).loss(

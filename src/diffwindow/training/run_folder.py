@@ -14,8 +14,8 @@ from typing import Any, Self
 
 import diffwindow
 from diffwindow.data.corpora import recipe_of
-from diffwindow.data.prepare import prepare, usual_workers
-from diffwindow.data.store import Store
+from diffwindow.data.prepare import open_or_prepare
+from diffwindow.data.store import Store, is_store
 from diffwindow.files import read_json, write_atomically, write_json
 from diffwindow.models.pretrained import average_pretrained
 from diffwindow.models.weights import MANIFEST, verify
@@ -88,13 +88,11 @@ class Run:
 
     def prepare_store(self, *, progress: Progress = SILENT) -> None:
         """Prepare the run's store from raw files or the generator, unless it exists."""
-        path = self._store_path()
-        if path != self.folder / STORE or path.exists():
-            return
-        data = self.config.data
+        data, path = self.config.data, self._store_path()
         raw = Path(data.path) if data.path else None
-        recipe = recipe_of(data.corpus, raw, rows=data.rows, seed=data.seed)
-        prepare(recipe, path, workers=usual_workers(recipe), progress=progress)
+        open_or_prepare(
+            path, lambda: recipe_of(data.corpus, raw, rows=data.rows, seed=data.seed), progress=progress
+        )
 
     def task(self, store: Store) -> AnyTask:
         """Return the run's task on a store."""
@@ -143,7 +141,7 @@ class Run:
 
     def _store_path(self) -> Path:
         given = self.config.data.path
-        if given and (Path(given) / "manifest.json").exists():
+        if given and is_store(Path(given)):
             return Path(given)
         return self.folder / STORE
 
