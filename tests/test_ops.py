@@ -1,6 +1,8 @@
 """The operations: their limits, masks, invariances, gradients and error messages."""
 
 from functools import partial
+from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
@@ -306,3 +308,26 @@ def test_bad_tensors_are_named():
         call(q, k, v.to("meta"), boundaries)
     with pytest.raises(TypeError, match="boundaries is a tuple; pass"):
         call(q, k, v, (q, k, q, k))
+
+
+def test_the_documentation_shows_what_each_backend_supports():
+    def cells(name, values):
+        return f"| {name} | {' | '.join(values)} |"
+
+    supports = ops.SUPPORT.values()
+    lines = [cells("devices", (", ".join(support.devices) for support in supports))]
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        name = str(dtype).removeprefix("torch.")
+        lines.append(cells(name, ("yes" if dtype in support.dtypes else "no" for support in supports)))
+    for feature in get_args(ops.Feature):
+        has = ("yes" if feature in support.features else "no" for support in supports)
+        lines.append(cells(feature, has))
+    page = (Path(__file__).parents[1] / "docs" / "kernels.md").read_text()
+    assert "\n".join(lines) in page
+
+
+def test_doctor_lists_what_backends_lack():
+    report = ops.support_report()
+    assert set(report) == {'impl="cpu"', 'impl="triton"'}
+    assert "heads wider than 256" in report['impl="triton"']
+    assert "on cpu: float32, bfloat16; without gradients of attn_bias" in report['impl="cpu"']

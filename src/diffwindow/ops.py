@@ -38,6 +38,7 @@ __all__ = [
     "check_segment_size",
     "choose_impl",
     "multiplicative_window_attention",
+    "support_report",
     "visible_mask",
     "window_maps",
 ]
@@ -84,12 +85,12 @@ SUPPORT: dict[Impl, Support] = {
 
 
 def support_report() -> dict[str, str]:
-    """Describe for each backend where it runs, on what types, and which features it has not."""
+    """Describe for each backend where it runs, on what types, and which features it lacks."""
     rows = {}
     for impl, support in SUPPORT.items():
         dtypes = ", ".join(str(dtype).removeprefix("torch.") for dtype in support.dtypes)
         missing = [feature for feature in get_args(Feature) if feature not in support.features]
-        rows[f'impl="{impl}"'] = f"{', '.join(support.devices)}; {dtypes}; not: {', '.join(missing)}"
+        rows[f'impl="{impl}"'] = f"on {', '.join(support.devices)}: {dtypes}; without {', '.join(missing)}"
     return rows
 
 

@@ -20,6 +20,8 @@ from samples.configurations import (
 from samples.dropout import check_given_the_mask
 
 triton_launch = pytest.importorskip("diffwindow.kernels.triton_launch", reason="triton is not installed")
+from diffwindow.kernels import triton, triton_blocks, triton_tuning  # noqa: E402
+
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU runs them instead, see test_gpu.py")
 
 KINDS = pytest.mark.parametrize("additive", [False, True], ids=["multiplicative", "additive"])
@@ -62,7 +64,7 @@ def test_every_option(additive, variant):
 def small_draws(seeds: range) -> list[Configuration]:
     """Draw configurations, and keep those that the interpreter computes in seconds."""
     drawn = [draw(seed, "triton") for seed in seeds]
-    return [x for x in drawn if x.batch * x.heads * math.ceil(x.queries / 32) * math.ceil(x.keys / 16) <= 6]
+    return [x for x in drawn if x.batch * x.heads * math.ceil(x.queries / 32) * math.ceil(x.keys / 16) <= 4]
 
 
 def test_random_configurations():
@@ -146,6 +148,26 @@ def test_keys_after_the_last_causal_query_may_be_nan():
     assert all(map(torch.equal, *results))
 
 
+def test_tuning_keeps_the_fastest_blocks_that_fit(monkeypatch):
+    monkeypatch.setenv("DIFFWINDOW_TUNE", "1")
+    monkeypatch.setattr(triton_tuning, "_fastest", {})
+    tried = []
+
+    def seconds(run, blocks):
+        run(blocks)
+        tried.append(blocks)
+        # the third candidate is the fastest; one takes forever, as blocks do that do not fit
+        return {3: 0.1, 4: math.inf}.get(len(tried), 1.0)
+
+    monkeypatch.setattr(triton_tuning, "seconds", seconds)
+    config = Configuration(**SMALL)
+    inputs = [x.float() for x in tensors(config)]
+    results = [call(inputs, impl="triton") for _ in range(2)]
+    assert len(tried) == len(list(triton_tuning.candidates("forward", triton_blocks.INTERPRETED)))
+    assert list(triton_tuning._fastest.values()) == [tried[2]]
+    assert torch.equal(*results)
+
+
 def test_empty_lengths():
     for queries, keys in ((0, 5), (3, 0)):
         inputs = leaves(Configuration(queries=queries, keys=keys), torch.float32)
@@ -176,3 +198,20 @@ def test_only_a_request_runs_the_interpreter(monkeypatch):
     monkeypatch.setitem(ops.SUPPORT, "triton", ops.SUPPORT["triton"]._replace(on_request=()))
     with pytest.raises(ValueError, match="the tensors are on cpu, not on cuda"):
         ops.choose_impl("triton", half)
+
+
+def test_without_triton_auto_uses_the_reference_with_one_warning(monkeypatch):
+    monkeypatch.setattr(triton, "import_failure", lambda: "triton cannot be imported")
+    triton.why_not.cache_clear()
+    try:
+        with pytest.warns(UserWarning, match="slower reference: triton cannot be imported") as caught:
+            reasons = [triton.why_not() for _ in range(2)]
+        assert len(caught) == 1
+        assert reasons == ["triton cannot be imported"] * 2
+        assert triton.status() == "unavailable: triton cannot be imported"
+    finally:
+        triton.why_not.cache_clear()
+
+
+def test_doctor_says_that_kernels_are_interpreted():
+    assert "interprets them on the CPU" in triton.status()

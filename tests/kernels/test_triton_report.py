@@ -30,7 +30,9 @@ def rows(*arguments: str) -> list[dict]:
 def check(row: dict) -> None:
     assert row["shared"] <= SMALLEST.get(row["target"], triton_report.TARGETS[row["target"]].shared), row
     if row["dtype"] == "fp16":
-        assert row["matrix_products"] == row["products"] == PRODUCTS[row["kernel"], row["kind"]], row
+        assert row["matrix_products"] == row["products"], row
+        # a pipelined loop may stand there twice
+        assert row["products"] % PRODUCTS[row["kernel"], row["kind"]] == 0, row
         assert row["instructions"] >= row["products"], row
     if row["width"] <= triton_blocks.NO_SPILLS_UP_TO[row["target"]] and row["dtype"] == "fp16":
         assert row["spills"] == 0, row

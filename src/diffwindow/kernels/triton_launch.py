@@ -11,9 +11,10 @@ from torch import Tensor
 from diffwindow.kernels.operator import Call
 from diffwindow.kernels.triton import interpreted
 from diffwindow.kernels.triton_backward import key_kernel, query_kernel
-from diffwindow.kernels.triton_blocks import Block, choose
+from diffwindow.kernels.triton_blocks import Block, Blocks
 from diffwindow.kernels.triton_forward import forward_kernel
 from diffwindow.kernels.triton_tiles import Matrix, Options, Pair, Plane, Problem, Shape
+from diffwindow.kernels.triton_tuning import tuned
 
 # Backward takes so many queries at a time: what it carries from tile to tile then grows with the keys alone.
 QUERIES_AT_ONCE = 4096
@@ -21,7 +22,14 @@ QUERIES_AT_ONCE = 4096
 
 def forward(call: Call, out: Tensor, rows: Tensor) -> None:
     """Fill `out` and `rows`."""
-    block = choose(call).forward
+
+    def run(blocks: Blocks) -> None:
+        _forward(call, out, rows, blocks.forward)
+
+    run(tuned("forward", call, run))
+
+
+def _forward(call: Call, out: Tensor, rows: Tensor, block: Block) -> None:
     problem, options = describe(call, block)
     programs = call.q.shape[0] * call.q.shape[1] * _ceil_div(call.q.shape[2], block.rows)
     _launch(forward_kernel, programs, call.q, block, problem, matrix(out), rows, how=options)
@@ -33,7 +41,14 @@ def backward(call: Call, grad: Tensor, rows: Tensor, grads: list[Tensor]) -> Non
         for x in grads:
             x.zero_()
         return
-    blocks = choose(call)
+
+    def run(blocks: Blocks) -> None:
+        _backward(call, grad, rows, grads, blocks)
+
+    run(tuned("backward", call, run))
+
+
+def _backward(call: Call, grad: Tensor, rows: Tensor, grads: list[Tensor], blocks: Blocks) -> None:
     problem, options = describe(call, blocks.query)
     by_name = dict(zip(call.differentiable, grads, strict=True))
     at_once = call.q.shape[2] <= QUERIES_AT_ONCE
