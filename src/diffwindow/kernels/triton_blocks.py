@@ -46,8 +46,8 @@ TABLE: dict[str, dict[str, dict[int, Blocks]]] = {
     "sm_90": {
         "fp16": {
             64: Blocks(Block(64, 32, 4, 2), Block(32, 32, 8, 1), Block(32, 32, 8, 2)),
-            128: Blocks(Block(64, 32, 8, 1), Block(16, 32, 8, 1), Block(16, 32, 8, 1)),
-            256: Blocks(Block(64, 16, 8, 1), Block(16, 16, 8, 1), Block(16, 16, 8, 1)),
+            128: Blocks(Block(32, 32, 8, 2), Block(16, 32, 8, 1), Block(16, 32, 8, 1)),
+            256: Blocks(Block(16, 32, 8, 1), Block(16, 16, 8, 1), Block(16, 16, 8, 1)),
         },
         "fp32": _FP32,
     },
