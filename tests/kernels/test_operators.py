@@ -1,11 +1,14 @@
-"""The kernels as operators of torch: traced, compiled, exported."""
+"""The kernels as operators of torch: traced, compiled, exported, batched, called from threads and forks."""
 
+import multiprocessing
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 from diffwindow.kernels import toolchain, triton
 from samples.configurations import Configuration, call, leaves, options, tensors
@@ -34,6 +37,56 @@ def test_opcheck(name):
     plain = [x.detach() if isinstance(x, torch.Tensor) else x for x in arguments]
     backward = torch.ops.diffwindow.window_attention_backward.default
     torch.library.opcheck(backward, (torch.ones_like(out).detach(), out.detach(), rows.detach(), *plain))
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_gradients_of_many_outputs_at_once(name):
+    # as torch.autograd.functional.jacobian asks for with vectorize=True
+    config = CONFIGURATIONS[name]
+    inputs = leaves(config, config.dtype)
+    out = call(inputs, impl="cpu", is_causal=config.causal)
+    grads = torch.randn(3, *out.shape, dtype=out.dtype)
+    together = torch.autograd.grad(out, inputs, grads, is_grads_batched=True, retain_graph=True)
+    one_by_one = [torch.autograd.grad(out, inputs, grad, retain_graph=True) for grad in grads]
+    for found, expected in zip(together, zip(*one_by_one, strict=True), strict=True):
+        assert_close(found, torch.stack(expected))
+
+
+def test_the_output_may_be_changed_in_place():
+    # plain attention allows it too
+    out = call(leaves(CONFIGURATIONS["multiplicative"], torch.float32), impl="cpu")
+    assert out._base is None
+    assert out.transpose(1, 2).is_contiguous()
+    assert torch.equal(out.clone() * 2, out.mul_(2))
+
+
+def _sums(_=None):
+    inputs = leaves(Configuration(queries=40, keys=70, segment_size=3), torch.float32)
+    out = call(inputs, impl="cpu", segment_size=3)
+    return [out.sum().item(), *(x.sum().item() for x in torch.autograd.grad(out.square().sum(), inputs))]
+
+
+def test_threads_call_the_kernels_at_once():
+    expected = _sums()
+    with ThreadPoolExecutor(4) as pool:
+        assert all(sums == expected for sums in pool.map(_sums, range(8)))
+
+
+def _single_threaded_sums(queue):
+    torch.set_num_threads(1)
+    queue.put(_sums())
+
+
+def test_a_fork_of_a_process_that_used_threads():
+    # with more than one thread torch itself hangs there, so loaders of batches set one, and so does this
+    expected = _sums()
+    context = multiprocessing.get_context("fork")
+    queue = context.SimpleQueue()
+    child = context.Process(target=_single_threaded_sums, args=(queue,))
+    child.start()
+    assert_close(queue.get(), expected)
+    child.join(30)
+    assert child.exitcode == 0
 
 
 class Attention(torch.nn.Module):

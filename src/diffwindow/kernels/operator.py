@@ -104,9 +104,12 @@ def empty_outputs(call: Call) -> tuple[Tensor, Tensor]:
     """Allocate the output, heads innermost as the next layer wants it, and what backward needs of a row."""
     v = call.v
     batch, heads, queries, _ = call.q.shape
-    out = v.new_empty(batch, queries, heads, v.shape[-1]).transpose(1, 2)
-    width = backend(call.backend).row_width(call)
-    return out, v.new_empty(batch, heads, queries, width, dtype=torch.float32)
+    width = v.shape[-1]
+    # not a transposed view, which autograd forbids to change in place
+    strides = (queries * heads * width, width, heads * width, 1)
+    out = v.new_empty_strided((batch, heads, queries, width), strides)
+    row_width = backend(call.backend).row_width(call)
+    return out, v.new_empty(batch, heads, queries, row_width, dtype=torch.float32)
 
 
 def empty_grads(call: Call) -> list[Tensor]:
@@ -121,21 +124,30 @@ def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:
     return out, rows
 
 
-def _backward(grad: Tensor, out: Tensor, rows: Tensor, *arguments: Any) -> list[Tensor]:
+def _backward(grad: Tensor, out: Tensor, rows: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     call = Call(*arguments)
     grads = empty_grads(call)
     # hooks on saved tensors may have changed the layout of what forward returned
     saved = (_with_dense_rows(grad), _with_dense_rows(out), rows.contiguous())
     backend(call.backend).backward(_addressable(call), *saved, grads)
-    return grads
+    return _padded(call, grads)
 
 
 def _forward_shapes(*arguments: Any) -> tuple[Tensor, Tensor]:
     return empty_outputs(Call(*arguments))
 
 
-def _backward_shapes(grad: Tensor, out: Tensor, rows: Tensor, *arguments: Any) -> list[Tensor]:
-    return empty_grads(Call(*arguments))
+def _backward_shapes(grad: Tensor, out: Tensor, rows: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+    call = Call(*arguments)
+    return _padded(call, empty_grads(call))
+
+
+def _padded(call: Call, grads: list[Tensor]) -> tuple[Tensor, ...]:
+    """Add empty gradients for the arguments not given.
+
+    The operator returns a fixed number of tensors, because torch can batch it only so.
+    """
+    return (*grads, *[call.q.new_empty(0) for _ in range(_NUM_DIFFERENTIABLE - len(grads))])
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -144,18 +156,20 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 
 def _differentiate(ctx: Any, grad: Tensor, grad_rows: Tensor | None) -> tuple[Tensor | None, ...]:
-    grads = torch.ops.diffwindow.window_attention_backward(grad, *ctx.saved_tensors, *ctx.rest)
-    return (*grads, *[None] * (len(Call._fields) - len(grads)))
+    saved = ctx.saved_tensors
+    grads = torch.ops.diffwindow.window_attention_backward(grad, *saved, *ctx.rest)
+    num_given = len(Call(*saved[2:], *ctx.rest).differentiable)
+    return (*grads[:num_given], *[None] * (len(Call._fields) - num_given))
 
 
-def _keep_for_second(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+def _keep_for_second(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     # the output and the rows follow from the rest, which is what is differentiated
     grad, _, _, *arguments = inputs
     ctx.save_for_backward(grad, *arguments[:_NUM_TENSORS])
     ctx.rest = arguments[_NUM_TENSORS:]
 
 
-def _differentiate_twice(ctx: Any, grad_grads: list[Tensor]) -> tuple[Tensor | None, ...]:
+def _differentiate_twice(ctx: Any, *grad_grads: Tensor) -> tuple[Tensor | None, ...]:
     grad, *tensors = ctx.saved_tensors
     call = Call(*tensors, *ctx.rest)
     if call.dropout_p > 0:
@@ -171,7 +185,11 @@ def _differentiate_twice(ctx: Any, grad_grads: list[Tensor]) -> tuple[Tensor | N
         out = _reference(call._replace(**cast(dict[str, Any], inputs)))
         grads = torch.autograd.grad(out, list(inputs.values()), grad, create_graph=True)
     second = torch.autograd.grad(
-        grads, [grad, *inputs.values()], grad_grads, create_graph=torch.is_grad_enabled(), allow_unused=True
+        grads,
+        [grad, *inputs.values()],
+        grad_grads[: len(grads)],
+        create_graph=torch.is_grad_enabled(),
+        allow_unused=True,
     )
     return (second[0], None, None, *second[1:], *[None] * (len(Call._fields) - len(inputs)))
 
@@ -223,7 +241,8 @@ def _register() -> torch.library.Library:
     )
     library = torch.library.Library("diffwindow", "DEF")
     library.define(f"window_attention({schema}) -> (Tensor, Tensor)")
-    library.define(f"window_attention_backward(Tensor grad, Tensor out, Tensor rows, {schema}) -> Tensor[]")
+    grads = ", ".join(["Tensor"] * _NUM_DIFFERENTIABLE)
+    library.define(f"window_attention_backward(Tensor grad, Tensor out, Tensor rows, {schema}) -> ({grads})")
     register_autograd = torch.library.register_autograd
     for name, run, shapes, differentiate, keep in (
         ("window_attention", _forward, _forward_shapes, _differentiate, _keep),
