@@ -68,6 +68,18 @@ def _without_links(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
+def check_regular(path: Path) -> None:
+    """Raise if something other than a file is at `path`: reading a pipe may never end."""
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is not a regular file; put the file itself there")
+
+
+def check_inside(folder: Path) -> None:
+    """Raise if a folder to write to is a link, which may lead out of the folder that holds it."""
+    if folder.is_symlink():
+        raise ValueError(f"{folder} is a link; put the folder itself there, or link {folder.parent} instead")
+
+
 def finite(value: Any) -> Any:
     """Return plain data with None for NaN and infinities, which JSON does not have.
 
@@ -93,6 +105,7 @@ def write_json(path: Path, value: Any) -> None:
 
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object; raise a ValueError that names the file if it holds anything else."""
+    check_regular(path)
     return parse_json(path.read_bytes(), path)
 
 

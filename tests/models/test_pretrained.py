@@ -1,4 +1,5 @@
 import json
+import os
 import pickle
 
 import pytest
@@ -46,6 +47,7 @@ def test_a_folder_gives_back_the_model(kind, tmp_path):
         torch.testing.assert_close(loaded.state_dict()[name], tensor, rtol=0, atol=0)
     assert all(parameter.requires_grad and not parameter.is_meta for parameter in loaded.parameters())
     assert sorted(path.name for path in (tmp_path / "new" / "model").iterdir()) == [
+        "checkpoint.json",
         "config.json",
         "model.safetensors",
     ]
@@ -166,6 +168,8 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_bad_folder_is_refused_in_one_sentence(fault, folder):
     break_it, message = FAULTS[fault]
+    # the manifest would find most of these first; a folder may lack it
+    (folder / "checkpoint.json").unlink()
     break_it(folder)
     with pytest.raises(ModelFileError, match=message) as caught:
         Translator.from_pretrained(folder)
@@ -220,8 +224,7 @@ def test_different_models_are_not_averaged(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "checkpoint.json"])
-def test_a_flipped_bit_beside_a_manifest_is_not_loaded(folder, name):
-    write_manifest(folder, {"update": 3})
+def test_a_flipped_bit_is_not_loaded(folder, name):
     Translator.from_pretrained(folder)
     content = bytearray((folder / name).read_bytes())
     # the last byte of the weights is the sign and exponent of one; of JSON, white space
@@ -231,7 +234,26 @@ def test_a_flipped_bit_beside_a_manifest_is_not_loaded(folder, name):
         Translator.from_pretrained(folder)
 
 
-def test_saving_over_a_trained_model_takes_its_manifest_away(folder):
+def test_the_manifest_lists_the_model_alone(tmp_path):
+    (tmp_path / "figures").mkdir()
+    (tmp_path / "notes.txt").write_text("mine")
+    MODELS["classifier"]().save_pretrained(tmp_path)
+    (tmp_path / "notes.txt").write_text("changed")
+    Classifier.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "checkpoint.json"])
+@pytest.mark.parametrize("has_manifest", [True, False])
+def test_a_pipe_in_place_of_a_file_is_refused(folder, name, has_manifest):
+    if not has_manifest:
+        (folder / "checkpoint.json").unlink()
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    with pytest.raises(ValueError, match=rf"{name} is (missing|damaged|not a regular file)"):
+        Translator.from_pretrained(folder)
+
+
+def test_saving_over_a_trained_model_replaces_its_manifest(folder):
     write_manifest(folder, {"update": 3})
     model = MODELS["translator"]()
     model.save_pretrained(folder)

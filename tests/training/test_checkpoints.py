@@ -10,7 +10,7 @@ from diffwindow.models import weights as weights_module
 from diffwindow.models.weights import CheckpointError, FormatError, write_weights
 from diffwindow.training.checkpoints import Checkpoints, read_checkpoint, write_checkpoint
 from diffwindow.training.failures import TrainingError
-from diffwindow.training.logs import RunLogs
+from diffwindow.training.logs import RunLogs, read_records
 from samples.majority_task import MajorityTask, fit, outcome
 from samples.processes import FORK_WARNING, in_child
 
@@ -172,6 +172,51 @@ def _message(folder: Path) -> str:
     except TrainingError as error:
         return str(error)
     return "nothing was raised"
+
+
+# json.loads and json.dumps stop at different depths
+@pytest.mark.parametrize("depth", [300, 900, 990, 3_000, 100_000])
+def test_a_deeply_nested_manifest_is_damaged_and_the_one_before_used(tmp_path, depth):
+    fit(tmp_path, max_updates=10)
+    path = tmp_path / "checkpoints/00000010/checkpoint.json"
+    path.write_text(path.read_text().replace('"state": {', f'"state": {{"a": {"[" * depth}{"]" * depth},'))
+    notes: list[str] = []
+    checkpoint = Checkpoints(tmp_path / "checkpoints").newest(notes.append)
+    assert checkpoint is not None
+    assert checkpoint.state["update"] == 5
+    assert "checkpoint.json is damaged" in notes[0]
+
+
+@pytest.mark.parametrize("name", ["log", "update", "batches", "scaler"])
+def test_a_checkpoint_without_a_part_of_its_state_is_one_sentence(tmp_path, name):
+    fit(tmp_path, max_updates=5)
+    newest = tmp_path / "checkpoints/00000005"
+    state = weights_module.verify(newest)
+    del state[name]
+    weights_module.write_manifest(newest, state)
+    with pytest.raises(ValueError, match=rf"00000005 has no '{name}' in its state, so no run can resume"):
+        fit(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "tensorboard"])
+def test_a_linked_folder_is_not_written_to(tmp_path, name):
+    outside, run = tmp_path / "outside", tmp_path / "run"
+    fit(run, max_updates=5)
+    (run / name).rename(outside)
+    (outside / ".mine.tmp").write_text("mine")
+    (run / name).symlink_to(outside)
+    before = {path.name for path in outside.iterdir()}
+    with pytest.raises(ValueError, match=rf"{name} is a link"):
+        fit(run)
+    assert {path.name for path in outside.iterdir()} == before
+
+
+@pytest.mark.parametrize("line", ["", "{", "null", "[1]", '{"update": null}', "[" * 100_000, "\udcff"])
+def test_a_damaged_log_names_its_file_and_line(tmp_path, line):
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(b'{"update": 1}\n' + line.encode(errors="surrogateescape") + b"\n")
+    with pytest.raises(ValueError, match=r"log.jsonl, line 2 is damaged"):
+        read_records(path)
 
 
 def test_deep_nesting_in_timings_is_cut_off(tmp_path):

@@ -101,7 +101,7 @@ def _train(out: Path, attention: str, *, seed: int, updates: int, rows: int) -> 
     folder = out / attention
     # its corpus is prepared already
     model = train(resolve("agreement", (), settings), folder)
-    if (found := verify(model)["update"]) != updates:
+    if (found := verify(model).get("update")) != updates:
         raise ValueError(f"{folder} was trained for {found} updates, not {updates}; choose another --out")
     return folder
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from diffwindow.files import flush, parse_json, replacing, write_atomically
+from diffwindow.files import check_regular, flush, parse_json, replacing, write_atomically
 from diffwindow.layers.transformer import AttentionBlock
 from diffwindow.models.config import ModelConfig
 from diffwindow.models.weights import (
@@ -20,6 +20,7 @@ from diffwindow.models.weights import (
     average_weights,
     read_weights,
     verify,
+    write_manifest,
     write_weights,
 )
 from diffwindow.notation import Role
@@ -53,10 +54,10 @@ class PretrainedModel(nn.Module, Generic[C]):
     def from_pretrained(cls: type[M], folder: Folder) -> M:
         """Make the model that a folder holds, ready to decode; raise ValueError for one that does not fit.
 
-        Where the folder has a manifest, as training writes it, every file is verified first.
+        Where the folder has a manifest, as saving writes it, every file is verified first.
         """
         path = Path(folder)
-        if (path / MANIFEST).is_file():
+        if (path / MANIFEST).exists():
             verify(path)
         fields = read_fields(path)
         config = _as_config(cls.config_class, fields, path / CONFIG)
@@ -73,7 +74,7 @@ class PretrainedModel(nn.Module, Generic[C]):
     def save_pretrained(self, folder: Folder, tokenizer: Savable | None = None) -> None:
         """Write the model to a folder, each file whole or not at all; other files there are left alone."""
         path = Path(folder)
-        _made(path)
+        path.mkdir(parents=True, exist_ok=True)
         if tokenizer is not None:
             with replacing(path / TOKENIZER) as temporary:
                 tokenizer.save(str(temporary))
@@ -112,7 +113,7 @@ def average_pretrained(sources: Sequence[Folder], folder: Folder) -> None:
             f"{files[0]} does not say which config it belongs to; save it with save_pretrained"
         )
     target = Path(folder)
-    _made(target)
+    target.mkdir(parents=True, exist_ok=True)
     for tokenizer in (file.parent / TOKENIZER for file in reversed(files)):
         if tokenizer.is_file():
             with replacing(target / TOKENIZER) as temporary:
@@ -121,21 +122,17 @@ def average_pretrained(sources: Sequence[Folder], folder: Folder) -> None:
     _write_model(target, tensors, config)
 
 
-def _made(folder: Path) -> None:
-    """Make a model folder; the manifest of a model that was there before goes with that model."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / MANIFEST).unlink(missing_ok=True)
-
-
 def _write_model(folder: Path, tensors: Mapping[str, Tensor], config: str) -> None:
     write_weights(folder / WEIGHTS, tensors, config)
     write_atomically(folder / CONFIG, f"{config}\n".encode())
+    write_manifest(folder, {}, (CONFIG, TOKENIZER, WEIGHTS))
     flush(folder)
 
 
 def read_fields(folder: Path) -> dict[str, Any]:
     """Read the fields of a model folder's config."""
     path = folder / CONFIG
+    check_regular(path)
     try:
         return _fields(path.read_bytes(), path)
     except FileNotFoundError:

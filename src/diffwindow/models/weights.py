@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from diffwindow.files import finite, read_json, replacing, sha256_of, write_json
+from diffwindow.files import check_regular, finite, read_json, replacing, sha256_of, write_json
 
 WEIGHTS = "model.safetensors"
 MANIFEST = "checkpoint.json"
@@ -90,9 +90,11 @@ def last_checkpoints(folder: Path, count: int) -> list[Path]:
     return numbered[-count:]
 
 
-def write_manifest(folder: Path, state: dict[str, Any]) -> None:
-    """Hash the files of a folder and write its manifest."""
-    hashes = {path.name: sha256_of(path) for path in sorted(folder.iterdir())}
+def write_manifest(folder: Path, state: dict[str, Any], names: Collection[str] | None = None) -> None:
+    """Hash the files of a folder, or those of `names` that are there, and write its manifest."""
+    listed = (path.name for path in folder.iterdir()) if names is None else names
+    files = [name for name in sorted(listed) if name != MANIFEST and (folder / name).is_file()]
+    hashes = {name: sha256_of(folder / name) for name in files}
     manifest = {"format": FORMAT, "files": hashes, "state": finite(state)}
     write_json(folder / MANIFEST, manifest | {"sha256": _digest(manifest)})
 
@@ -104,11 +106,12 @@ def verify(folder: Path) -> dict[str, Any]:
         manifest = read_json(path)
         said = manifest.pop("sha256")
         files, version, state = dict(manifest["files"]), manifest["format"], dict(manifest["state"])
+        digest = _digest(manifest)
     except FileNotFoundError:
         raise CheckpointError(f"{folder} has no {MANIFEST}") from None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise CheckpointError(f"{path} is damaged") from None
-    if said != _digest(manifest):
+    if said != digest:
         raise CheckpointError(f"{path} is damaged")
     if version != FORMAT:
         raise FormatError(
@@ -148,6 +151,7 @@ def _config(file: Any) -> str | None:
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
     """Open a safetensors file; if it is absent, cut short or something else, say so in one sentence."""
+    check_regular(path)
     try:
         with safe_open(path, framework="pt") as file:
             yield file

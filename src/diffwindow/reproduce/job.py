@@ -140,5 +140,6 @@ def _speed(folder: Path) -> float | None:
     from diffwindow.training.logs import read_records
     from diffwindow.training.run_folder import TIMING
 
-    speeds = [record["updates_per_s"] for record in read_records(folder / TIMING)]
+    records = read_records(folder / TIMING)
+    speeds = [record["updates_per_s"] for record in records if "updates_per_s" in record]
     return statistics.median(speeds) if speeds else None

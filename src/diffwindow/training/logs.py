@@ -12,7 +12,7 @@ from typing import Any
 
 from torch.utils.tensorboard import SummaryWriter
 
-from diffwindow.files import open_within, to_json
+from diffwindow.files import check_inside, check_regular, open_within, to_json
 from diffwindow.training.run_folder import LOG, TENSORBOARD, TIMING
 
 Record = dict[str, Any]
@@ -99,6 +99,7 @@ def _truncated_events(folder: Path, update: int) -> SummaryWriter:
     Later points are left out because the run writes them again. So are those of the final model, which have
     the number of the last update.
     """
+    check_inside(folder)
     old = sorted(folder.glob("events.out.tfevents.*"))
     points = {(event.summary.value[0].tag, event.step): event for path in old for event in _points(path)}
     # purge_step lets an open TensorBoard forget the points it has read
@@ -140,5 +141,15 @@ def _end_of(path: Path, update: int) -> int:
 
 def read_records(path: Path) -> list[Record]:
     """Read a log; leave out a last line that was cut short."""
-    lines = path.read_bytes().split(b"\n")[:-1]
-    return [json.loads(line) for line in lines]
+    check_regular(path)
+    return [_record(path, i, line) for i, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1)]
+
+
+def _record(path: Path, number: int, line: bytes) -> Record:
+    try:
+        record: Record = json.loads(line)
+        if isinstance(record["update"], int):
+            return record
+    except (ValueError, KeyError, TypeError, RecursionError):
+        pass
+    raise ValueError(f"{path}, line {number} is damaged; restore the file, or remove it")

@@ -125,7 +125,7 @@ class Run:
                 f"{self.folder} has {len(updates)} checkpoints, not {last}; average fewer, or train with a "
                 "greater train.keep_last"
             )
-        if target.exists() and not (target / MANIFEST).is_file() and any(target.iterdir()):
+        if target.exists() and any(target.iterdir()) and not _is_model_of_a_run(target):
             raise ValueError(f"{target} holds something other than the model of a run; choose another folder")
         paths = [checkpoints.path(update) for update in updates[-last:]]
         for path in paths:
@@ -183,3 +183,8 @@ def _commit() -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() or None if done.returncode == 0 else None
+
+
+def _is_model_of_a_run(folder: Path) -> bool:
+    """Return whether a run wrote this folder; one that `save_pretrained` wrote to may hold other files."""
+    return (folder / MANIFEST).is_file() and not verify(folder).keys().isdisjoint(("update", "updates"))

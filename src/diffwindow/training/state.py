@@ -75,6 +75,16 @@ class TrainState:
         }
 
 
+def check_state(checkpoint: Checkpoint) -> None:
+    """Raise unless a checkpoint holds everything that a run resumes from."""
+    for name in ("update", "batches", "best", "skipped", "scaler", "log", "batches_an_update"):
+        if checkpoint.state.get(name) is None:
+            raise ValueError(
+                f"{checkpoint.folder} has no {name!r} in its state, so no run can resume from it; "
+                "remove it to resume from an earlier checkpoint"
+            )
+
+
 def restored(checkpoint: Checkpoint, updater: Updater[B], device: str) -> TrainState:
     """Load a checkpoint's weights, optimizer and random generators; return its state."""
     state = checkpoint.state

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from diffwindow.data.batching import TokenBatches
-from diffwindow.files import remove_temporaries
+from diffwindow.files import check_inside, remove_temporaries
 from diffwindow.progress import SILENT, Progress
 from diffwindow.tasks.task import B, Task
 from diffwindow.training.batch_loader import BatchLoader, UpdateBatches
@@ -30,7 +30,7 @@ from diffwindow.training.failures import (
 from diffwindow.training.logs import RunLogs
 from diffwindow.training.optimizer import learning_rate
 from diffwindow.training.run_folder import BEST, CHECKPOINTS, MODEL
-from diffwindow.training.state import TrainState, load_weights, restored, seed_everything
+from diffwindow.training.state import TrainState, check_state, load_weights, restored, seed_everything
 from diffwindow.training.updater import Updater
 
 # a run that skips this many updates in a row has stopped learning
@@ -92,6 +92,8 @@ class Trainer(Generic[B]):
         """Train to the end, from the newest checkpoint if there is one; return the final model's folder."""
         with explained(self._config.max_tokens, self._checkpoints.last_good), stop_on_signals() as stop:
             if self._world.main:
+                for written in (self._checkpoints.folder, self._best_checkpoints.folder):
+                    check_inside(written)
                 # files that a killed process was writing
                 for folder in (self._folder, self._checkpoints.folder, self._best_checkpoints.folder):
                     remove_temporaries(folder)
@@ -268,6 +270,8 @@ class Trainer(Generic[B]):
         with self._world.together():
             if self._world.main:
                 newest = self._checkpoints.newest(self._progress.note)
+                if newest is not None:
+                    check_state(newest)
         (update,) = self._world.broadcast_numbers([-1.0 if newest is None else float(newest.state["update"])])
         if update < 0:
             return 0
