@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 from diffwindow.metrics.outcomes import accuracy_of, bleu_of
-from diffwindow.reproduce.bootstrap import gain_interval, student_quantile
+from diffwindow.reproduce.bootstrap import gain_interval, interval_from_figures, student_quantile
 
 
 def mean_of(totals):
@@ -77,6 +77,24 @@ def test_the_same_outcomes_give_the_same_interval():
     first, second = (gain_interval(*counts, bleu_of, replicates=30) for _ in range(2))
     assert first == second
     assert np.isfinite(first.reach)
+
+
+def test_an_interval_without_outcomes_is_wider_than_one_with_them():
+    """Rows that err on the same examples: pairing knows it, accuracies alone do not."""
+    rng = np.random.default_rng(7)
+    hard = rng.random(1000) < 0.3
+    ours, base = (~hard & (rng.random((3, 1000)) < rate) for rate in (0.99, 0.95))
+    paired = gain_interval(terms_of(ours), terms_of(base), accuracy_of)
+    alone = interval_from_figures(100 * ours.mean(1), 100 * base.mean(1), 1000)
+    assert alone.gain == pytest.approx(paired.gain)
+    assert alone.reach > paired.reach
+    # 50 % against 50 %, each ± 1.96 · √(0.25/n): together √2 of it
+    assert interval_from_figures([50.0], [50.0], 10_000).reach == pytest.approx(1.96 * 0.5 * 2**0.5, rel=1e-3)
+
+
+def test_accuracies_on_endless_examples_leave_student_s_interval():
+    found = interval_from_figures([81.0, 82.0, 84.0], [80.0, 80.0, 80.0], 10**12)
+    assert found.reach == pytest.approx(4.3027 * stats.sem([1.0, 2.0, 4.0]), rel=1e-4)
 
 
 def test_outcomes_of_other_examples_cannot_be_paired():

@@ -6,7 +6,9 @@ from diffwindow.reproduce.scales import CANDIDATES, CIRCUMSTANCES, RATES
 from diffwindow.reproduce.table import (
     AGREEMENT,
     AGREEMENT_10,
+    AGREEMENT_10_VALID,
     EN_DE,
+    LM,
     SST,
     SVA_SUBSET,
     TUNING,
@@ -89,6 +91,52 @@ TOGETHER = _ablation(
     ),
     (EN_DE,),
 )
+
+
+def _rotary(attention: str, rotated: str = "scores") -> Row:
+    """Return a row with rotary positions in the place of sinusoids."""
+    chosen = ("model.positions=rotary", *(() if rotated == "scores" else (f"model.rotary={rotated}",)))
+    return Row(f"{attention}, rotary" + ("" if rotated == "scores" else f" ({rotated})"), attention, chosen)
+
+
+ROTARY = Table(
+    "rotary",
+    "What rotary positions should turn: the scores, the pointers or both",
+    (AGREEMENT_10_VALID,),
+    (
+        *(Row(text, text) for text in ("Global", *WINDOWS)),
+        _rotary("Global"),
+        *(_rotary(text, turned) for text in WINDOWS for turned in ("scores", "pointers", "both")),
+    ),
+)
+POSITIONS = Table(
+    "positions",
+    "Windows beside today's positions: sinusoidal, relative and rotary",
+    (SVA_SUBSET, AGREEMENT_10),
+    (
+        *(Row(text, text) for text in ("Global", "Enc(Rel)@all", *WINDOWS, "Enc(AW,Dist)", "Enc(MW,Dist)")),
+        *(_rotary(text) for text in ("Global", *WINDOWS)),
+    ),
+)
+TRANSLATION_POSITIONS = Table(
+    "translation-positions",
+    "Windows beside rotary positions in translation",
+    (EN_DE,),
+    (
+        *(Row(text, text) for text in ("Global", "Enc(Rel)@all-Dec(Rel)@all", "Enc(AW)-Cr(AW,Seg)-Dec(MW)")),
+        *(_rotary(text) for text in ("Global", "Enc(AW)-Cr(AW,Seg)-Dec(MW)")),
+    ),
+)
+DECODERS = Table(
+    "decoders",
+    "Language modelling with windows, and with what prefers recent tokens today",
+    (LM,),
+    (
+        *(Row(text, text) for text in ("Global", "Dec(Rel)@all", "Dec(MW)", "Dec(AW)")),
+        *(Row(text, text) for text in ("Dec(Fox)@all", "Dec(Stick)@all")),
+        *(_rotary(text) for text in ("Global", "Dec(MW)", "Dec(AW)")),
+    ),
+)
 AGREEMENT_TABLE = Table(
     "agreement",
     "Where the right window is known: generated agreement",
@@ -120,4 +168,5 @@ SENTENCES = _ablation(
 ABLATIONS = (
     *(TUNING_TABLE, TUNED, EXPECTATION, SEGMENTS, ENCODER_SEGMENTS, BOUNDARIES, BASELINES, TOGETHER),
     *(AGREEMENT_TABLE, CIRCUMSTANCES_TABLE, DATA_SIZE, SENTENCES),
+    *(ROTARY, POSITIONS, TRANSLATION_POSITIONS, DECODERS),
 )

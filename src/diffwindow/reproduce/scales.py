@@ -180,6 +180,7 @@ MINI = Scale(
         "lm": Experiment("wikitext2", _SMALL_LM, vocab_size=4096),
         "agreement": Experiment("agreement", ("train.max_rows=128", *_SHORT)),
         "agreement-10": _AGREEMENT_10,
+        "agreement-10-valid": _AGREEMENT_10,
         **under(CIRCUMSTANCES, "agreement-10", _AGREEMENT_10),
         **_sst(replace(_SST, overrides=(*_SST.overrides, "train.max_updates=1000"))),
     },

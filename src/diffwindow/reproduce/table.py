@@ -95,5 +95,8 @@ SVA_SUBSET = Column("sva-subset", "subject-verb agreement, a subset heavy in att
 LM = Column("lm", "language modelling", "perplexity")
 AGREEMENT = Column("agreement", "generated agreement", "accuracy")
 AGREEMENT_10 = Column("agreement-10", "generated agreement, 10 % of the sentences", "accuracy")
+AGREEMENT_10_VALID = Column(
+    "agreement-10-valid", "generated agreement, 10 % of the sentences", "accuracy", split="valid"
+)
 TUNING = Column("tuning", "SST-2", "accuracy", split="valid")
 TUNING_IMDB = Column("tuning-imdb", "IMDB", "accuracy", split="valid")

@@ -1,0 +1,110 @@
+"""Draw `gains.png` and print the rows of the summary table, from the reports of this folder.
+
+    python docs/results/summary.py
+
+A gain whose report holds an interval over seeds and test examples is shown with it. Older reports hold the
+accuracy of each seed and the number of test examples: their interval takes the examples of two rows as
+independent, and is too wide (`interval_from_figures`). Other figures have no interval.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from diffwindow.reproduce.bootstrap import interval_from_figures
+
+HERE = Path(__file__).parent
+# (task, report, column, rows by their keys)
+CLAIMS = [
+    (
+        "agreement, real text",
+        "table5-paper",
+        "sva-subset",
+        ["Enc(Rel)@all", "Enc(Loc)", "Enc(MW)", "Enc(AW)"],
+    ),
+    (
+        "agreement, generated",
+        "agreement-mini",
+        "agreement-10",
+        ["Enc(Rel)@all", "Enc(Loc)", "Enc(MW)", "Enc(AW)"],
+    ),
+    ("the same, one layer", "circumstances-mini", "agreement-10-shallow", ["Enc(AW)"]),
+    ("the same, four layers", "circumstances-mini", "agreement-10-deep", ["Enc(AW)"]),
+    ("SST-2", "table5-paper", "sst", ["Enc(Rel)@all", "Enc(Loc)", "Enc(MW)", "Enc(AW)"]),
+    ("IMDB", "table5-paper", "imdb", ["Enc(MW)", "Enc(AW)"]),
+    (
+        "translation, BLEU",
+        "table1-mini",
+        "en-de",
+        ["Enc(Rel)@all-Dec(Rel)@all", "Cr(AW,Seg)", "Enc(AW)-Dec(MW)", "Enc(AW)-Cr(AW,Seg)-Dec(MW)"],
+    ),
+    ("language model, perplexity", "table6-mini", "lm", ["Dec(Rel)@all", "Dec(MW)", "Dec(AW)"]),
+]
+
+
+def gains() -> list[dict[str, Any]]:
+    """Return a gain per task and attention, above 0 where it is better, with its interval if there is one."""
+    found = []
+    for task, report, column_name, keys in CLAIMS:
+        columns = json.loads((HERE / report / "report.json").read_text(encoding="utf-8"))["columns"]
+        column = next(column for column in columns if column["column"] == column_name)
+        rows = {row["key"]: row for row in column["rows"]}
+        base = column["rows"][0]
+        for key in keys:
+            gain = _gain(rows[key], base, column["metric"])
+            found.append({"task": task, "attention": key, "report": report, **gain})
+    return found
+
+
+def _gain(row: dict[str, Any], base: dict[str, Any], metric: str) -> dict[str, Any]:
+    seeds = sorted(row["by_seed"].keys() & base["by_seed"].keys())
+    values, others = ([one["by_seed"][seed] for seed in seeds] for one in (row, base))
+    sign = -1.0 if metric == "perplexity" else 1.0
+    gain = sign * float(np.mean(values) - np.mean(others))
+    interval = row.get("interval")
+    reach = interval["reach"] if interval else None
+    if reach is None and metric == "accuracy":
+        examples = sum(size for _, size in row["groups"]["by_length"].values())
+        reach = interval_from_figures(values, others, examples).reach
+    return {"gain": gain, "reach": reach, "seeds": len(seeds), "paired": interval is not None}
+
+
+def verdict(gain: dict[str, Any]) -> str:
+    """Say what a gain shows: two seeds and an interval without zero are needed to say that it helps."""
+    if gain["reach"] is None or gain["seeds"] < 2:
+        return "a hint: one seed"
+    if abs(gain["gain"]) <= gain["reach"]:
+        return "cannot be told from chance"
+    return "better" if gain["gain"] > 0 else "worse"
+
+
+def draw(found: list[dict[str, Any]], path: Path) -> None:
+    """Draw all gains in one picture."""
+    figure = Figure(figsize=(7.5, 0.27 * len(found) + 1.2), layout="constrained")
+    axes = figure.subplots()
+    for place, gain in enumerate(found):
+        fill = "white" if gain["seeds"] == 1 else "tab:blue"
+        axes.errorbar(
+            gain["gain"], place, xerr=gain["reach"] or 0.0, fmt="o", mfc=fill, color="tab:blue", capsize=3
+        )
+    axes.axvline(0.0, color="grey", linewidth=0.8)
+    axes.set_yticks(range(len(found)), [f"{gain['task']}: {gain['attention']}" for gain in found], fontsize=8)
+    axes.set_ylim(len(found) - 0.5, -0.5)
+    axes.tick_params(axis="x", labelsize=8)
+    axes.set_xlabel(
+        "gain over the plain model: points of accuracy, BLEU, fall of the perplexity\n"
+        "lines: 95 % intervals; white: one seed, interval of the test examples alone",
+        fontsize=7,
+    )
+    figure.savefig(path, dpi=150)
+
+
+if __name__ == "__main__":
+    everything = gains()
+    draw(everything, HERE / "gains.png")
+    for one in everything:
+        shown = f"{one['gain']:+.2f}" + ("" if one["reach"] is None else f" ± {one['reach']:.2f}")
+        print(f"| {one['task']} | `{one['attention']}` | {shown} | {one['seeds']} | {verdict(one)} |")
