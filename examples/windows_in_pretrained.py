@@ -171,16 +171,18 @@ class Bert:
         return BertForSequenceClassification.from_pretrained(folder, num_labels=2)
 
     def loss(self, model, rows):
-        tokens = self.train[rows]
-        logits = model(tokens, attention_mask=(tokens != PAD).long()).logits
+        logits = self.logits(model, self.train[rows])
         return F.cross_entropy(logits, self.labels[rows])
+
+    def logits(self, model, tokens):
+        tokens = tokens[:, : int((tokens != PAD).sum(1).max())]
+        return model(tokens, attention_mask=(tokens != PAD).long()).logits
 
     @torch.no_grad()
     def score(self, model):
         right = 0
         for tokens, gold in zip(self.test.split(64), self.gold.split(64), strict=True):
-            logits = model(tokens, attention_mask=(tokens != PAD).long()).logits
-            right += int((logits.argmax(-1) == gold).sum())
+            right += int((self.logits(model, tokens).argmax(-1) == gold).sum())
         return right / len(self.gold)
 
 

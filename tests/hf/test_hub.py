@@ -18,11 +18,18 @@ import sys
 from diffwindow.hf import push_run
 print(push_run(sys.argv[1], "me/windows", scores=sys.argv[2], token="hf_none"))
 """
+# pull each revision that is named, into a folder of its own, and print the logits or the error
 PULL = """
-import json, sys, torch
+import json, sys, tempfile, torch
 from diffwindow.hf import Classifier
-model = Classifier.from_pretrained("me/windows", revision=sys.argv[1])
-print(json.dumps(model(torch.tensor([[5, 6, 7, 8]])).tolist()))
+found = []
+for revision in sys.argv[1:]:
+    try:
+        model = Classifier.from_pretrained("me/windows", revision=revision, cache_dir=tempfile.mkdtemp())
+        found.append(model(torch.tensor([[5, 6, 7, 8]])).tolist())
+    except Exception as error:
+        found.append(f"{type(error).__name__}: {error}")
+print(json.dumps(found))
 """
 
 
@@ -67,12 +74,13 @@ def test_push_and_pull(run, tmp_path):
         assert str(run) not in card
         assert "data.path" not in card
         assert files["windows.png"].startswith(b"\x89PNG")
-        pulled = python(PULL, commit, endpoint=endpoint, home=tmp_path / "puller")
-        assert pulled.returncode == 0, pulled.stderr
-        expected = Classifier.from_pretrained(run / "model")(torch.tensor([[5, 6, 7, 8]])).tolist()
-        assert json.loads(pulled.stdout)[0] == pytest.approx(expected[0], abs=1e-6)
-        unknown = python(PULL, "0" * 40, endpoint=endpoint, home=tmp_path / "puller")
-        assert unknown.returncode != 0
-        files["model.safetensors"] = files["model.safetensors"][:-1] + b"\x55"
-        damaged = python(PULL, commit, endpoint=endpoint, home=tmp_path / "another")
-        assert "model.safetensors is damaged" in damaged.stderr
+        weights = files["model.safetensors"]
+        damaged = files | {"model.safetensors": weights[:-1] + bytes([weights[-1] ^ 1])}
+        repositories["me/windows"].append(("d" * 40, damaged))
+        pulled = python(PULL, commit, "d" * 40, "0" * 40, endpoint=endpoint, home=tmp_path / "puller")
+    assert pulled.returncode == 0, pulled.stderr
+    good, bad, unknown = json.loads(pulled.stdout)
+    expected = Classifier.from_pretrained(run / "model")(torch.tensor([[5, 6, 7, 8]])).tolist()
+    assert good[0] == pytest.approx(expected[0], abs=1e-6)
+    assert "model.safetensors is damaged" in bad
+    assert unknown.startswith("RevisionNotFoundError") or "404" in unknown
