@@ -95,7 +95,7 @@ class Hub(BaseHTTPRequestHandler):
 
 @contextmanager
 def stub_hub():
-    """Run a hub; give its address and its repositories."""
+    """Run a hub; yield its address and its repositories."""
     handler = type("OneHub", (Hub,), {"commits": {}})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -41,7 +41,7 @@ IGNORED = -100
 
 
 class TranslatorAutoConfig(PreTrainedConfig):
-    """The settings of a Translator, in `settings`, beside what transformers wants to know."""
+    """The settings of a Translator, in `settings`, and the fields that transformers expects."""
 
     model_type = "diffwindow_translator"
 
@@ -51,7 +51,7 @@ class TranslatorAutoConfig(PreTrainedConfig):
 
 
 class LanguageModelAutoConfig(PreTrainedConfig):
-    """The settings of a LanguageModel, in `settings`, beside what transformers wants to know."""
+    """The settings of a LanguageModel, in `settings`, and the fields that transformers expects."""
 
     model_type = "diffwindow_language_model"
 
@@ -60,7 +60,7 @@ class LanguageModelAutoConfig(PreTrainedConfig):
 
 
 class ClassifierAutoConfig(PreTrainedConfig):
-    """The settings of a Classifier, in `settings`, beside what transformers wants to know."""
+    """The settings of a Classifier, in `settings`, and the fields that transformers expects."""
 
     model_type = "diffwindow_classifier"
 
@@ -125,7 +125,7 @@ class TranslatorForSeq2SeqLM(_Wrapped, GenerationMixin):
         use_cache: bool | None = None,
         **_: Any,
     ) -> Seq2SeqLMOutput:
-        """Give the logits after each token of `decoder_input_ids`, which default to `labels` moved right."""
+        """Return the logits after each token of `decoder_input_ids`, by default `labels` shifted right."""
         if decoder_input_ids is None and labels is not None:
             decoder_input_ids = F.pad(labels.masked_fill(labels == IGNORED, PAD)[:, :-1], (1, 0), value=BOS)
         if decoder_input_ids is None:
@@ -184,7 +184,7 @@ class LanguageModelForCausalLM(_Wrapped, GenerationMixin):
         logits_to_keep: int = 0,
         **_: Any,
     ) -> CausalLMOutputWithPast:
-        """Give the logits after each token; `labels` are the tokens themselves, moved here."""
+        """Return the logits after each token; `labels` are the tokens themselves, and are shifted here."""
         if input_ids is None:
             raise ValueError("input_ids is missing")
         past = 0 if past_key_values is None else int(past_key_values.get_seq_length())
@@ -213,7 +213,7 @@ class ClassifierForSequenceClassification(_Wrapped):
         labels: Tensor | None = None,
         **_: Any,
     ) -> SequenceClassifierOutput:
-        """Give the logits of the classes."""
+        """Return the logits of the classes."""
         logits = self.model(input_ids, None if attention_mask is None else attention_mask.bool())
         loss: Any = None if labels is None else F.cross_entropy(logits.float(), labels)
         return SequenceClassifierOutput(loss=loss, logits=logits)
@@ -290,7 +290,7 @@ class _LayerCache(KeyCache):
         self.layer = layer
 
     def append(self, keys: Tensor) -> Tensor:
-        """Add the keys of new tokens and give all that are kept."""
+        """Add the keys of new tokens and return all that are kept."""
         heads = keys[:, None]
         # there are no values apart from the keys: a cache takes a width of zero
         kept: Tensor = self.cache.update(heads, heads[..., :0], self.layer)[0]

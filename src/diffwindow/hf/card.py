@@ -64,7 +64,7 @@ def card_text(
         parts += ["", "## Scores", "", *_table(dict(_leaves(scores)))]
     if run is not None:
         settings = Run.open(run).config.model_dump(mode="json")
-        # where the corpus lies on this machine is nobody's business
+        # a local path is private, and of no use to readers
         settings.get("data", {}).pop("path", None)
         origin = read_json(run / ORIGIN) if (run / ORIGIN).is_file() else {}
         parts += ["", "## Data", "", *_table(dict(_leaves(settings.pop("data", {}))))]
@@ -106,7 +106,7 @@ def draw_windows(run: Path, path: Path) -> bool:
 
 
 def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Give the plain values of nested objects under dotted names."""
+    """Yield the plain values of nested objects under dotted names."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from _leaves(inner, f"{name}.{key}" if name else str(key))

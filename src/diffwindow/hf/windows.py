@@ -28,7 +28,7 @@ def add_windows(
     boundary_dim: int | None = None,
     init: WindowInit = "identity",
 ) -> M:
-    """Give a pretrained model windows in place, and return it.
+    """Add windows to a pretrained model in place, and return it.
 
     `attention` is a notation, as "Enc(AW)-Cr(AW,Seg)-Dec(MW)"; `layers` and `boundary_dim` hold for its terms
     that do not name their own. With `init="identity"` the outputs do not change until training opens the
@@ -152,7 +152,7 @@ def windows_of(model: nn.Module) -> WindowTable:
 
 
 def _windows(model: nn.Module) -> Iterator[tuple[str, nn.Module, AddedWindow]]:
-    """Give the name of each attention module with a window, the module, and the window."""
+    """Yield the name of each attention module with a window, the module, and the window."""
     for name, module in model.named_modules():
         window = getattr(module, CHILD, None)
         if isinstance(window, AddedWindow):

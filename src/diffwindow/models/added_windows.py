@@ -32,7 +32,7 @@ def add_windows(
     boundary_dim: int | None = None,
     init: WindowInit = "identity",
 ) -> M:
-    """Return a plain model windows in place, and return it; a single MultiheadAttention returns a new module.
+    """Add windows to a plain model in place and return it; a single MultiheadAttention gives a new module.
 
     `attention` is a notation; `layers` and `boundary_dim` hold for its terms that do not name their own.
     With `init="identity"` the outputs are those of the plain model: the queries of an additive window's local
