@@ -86,7 +86,7 @@ def _take(
     part: Part,
 ) -> Iterator[Example]:
     """Yield examples until `num_examples` of them belong to the part."""
-    # the name is spelled out: stored corpora depend on it
+    # fixed names: the corpora of earlier versions, and their published results, depend on them
     rng = random.Random(f"diffwindow.data.synthetic.{name} {seed} {part}")
     share = _SHARES[part]
     made = 0
@@ -149,7 +149,7 @@ def agreement(num_examples: int, seed: int = 0, *, part: Part = "all") -> Iterat
     >>> example.sentence.startswith(example.text + " " + example.verb)
     True
     """
-    return _take("agreement", _agreement_example, lambda e: e.text, num_examples, seed=seed, part=part)
+    return _take("grammar", _agreement_example, lambda e: e.text, num_examples, seed=seed, part=part)
 
 
 def _agreement_example(rng: random.Random) -> AgreementExample:
@@ -252,7 +252,7 @@ def translate_word(word: str) -> str:
 
 def reorder(num_examples: int, seed: int = 0, *, part: Part = "all") -> Iterator[ReorderExample]:
     """Yield examples; the same arguments always give the same ones, and the three parts are disjoint."""
-    return _take("reorder", _reorder_example, lambda e: e.source, num_examples, seed=seed, part=part)
+    return _take("translation", _reorder_example, lambda e: e.source, num_examples, seed=seed, part=part)
 
 
 def _reorder_example(rng: random.Random) -> ReorderExample:
