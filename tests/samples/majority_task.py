@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from diffwindow.models.weights import write_weights
+from diffwindow.progress import SILENT, Progress
 from diffwindow.tasks.task import Loss
 from diffwindow.training.config import TrainConfig
 from diffwindow.training.distributed import World
@@ -33,6 +34,7 @@ class MajorityTask:
     """`poison` is a training row whose loss is not a number; `pause` seconds make a batch slow."""
 
     metrics = ("loss", "accuracy")
+    unit = "examples"
 
     def __init__(self, *, dropout: float = 0.2, poison: int | None = None, pause: float = 0.0) -> None:
         generator = np.random.default_rng(0)
@@ -63,7 +65,9 @@ class MajorityTask:
             return Loss(model(batch.tokens).sum() * float("nan"), batch.units)
         return Loss(F.cross_entropy(model(batch.tokens), batch.labels, reduction="sum"), batch.units)
 
-    def validate(self, model: nn.Module, split: str) -> dict[str, float]:
+    def validate(
+        self, model: nn.Module, split: str, *, watch: str = "loss", progress: Progress = SILENT
+    ) -> dict[str, float]:
         model.eval()
         with torch.no_grad():
             batch = self.collate(split, np.arange(len(self._rows)))

@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from diffwindow.data.tokenizer import Tokenizer
+from diffwindow.decoding.translate import Output
 from diffwindow.special_tokens import BOS, EOS, PAD
+from diffwindow.tasks import translation
 from diffwindow.tasks.registry import model_config, task_of
 from diffwindow.tasks.task import sweep
 from samples.tiny_tasks import of
@@ -108,3 +110,28 @@ def test_wrong_options_models_and_vocabularies_are_refused(agreement_store, reor
         task_of(agreement_store, fewer)
     with pytest.raises(ValueError, match="did you mean 'num_heads'"):
         model_config(agreement_store, {"num_head": 2})
+
+
+def test_bleu_is_computed_on_a_spread_sample_if_it_is_watched(reorder_store, monkeypatch):
+    """A model that copies the references has BLEU 100, one that says nothing 0."""
+    task = of(reorder_store, bleu_sentences=7)
+    rows, model = reorder_store.split("valid"), task.build_model()
+    assert "bleu" not in task.validate(model, "valid")
+    sources = [rows.sequences["source"][index][:-1].tolist() for index in range(len(rows))]
+    asked = []
+
+    def copies(model, tokenizer, chosen, search, *, progress):
+        asked.extend(sources.index(source) for source in chosen)
+        progress(len(chosen), len(chosen))
+        targets = [rows.sequences["target"][sources.index(source)].tolist() for source in chosen]
+        return [[Output(tokenizer.decode(target), 0.0)] for target in targets]
+
+    shown = []
+    monkeypatch.setattr(translation, "translate", copies)
+    found = task.validate(model, "valid", watch="bleu", progress=lambda stage, share: shown.append(stage))
+    assert found["bleu"] == pytest.approx(100.0)
+    assert len(asked) == 7
+    assert max(asked) > 0.8 * len(rows)
+    assert {"validation", "validation BLEU"} == set(shown)
+    monkeypatch.setattr(translation, "translate", lambda m, t, chosen, s, progress: [[Output("", 0.0)]] * 7)
+    assert task.bleu(model, "valid") == 0.0

@@ -1,5 +1,6 @@
 import json
 import signal
+import time
 
 import numpy as np
 import pytest
@@ -94,7 +95,7 @@ def test_the_average_is_that_of_the_last_checkpoints(tmp_path):
 
 def test_stops_when_validation_gets_no_better(tmp_path):
     class Stuck(MajorityTask):
-        def validate(self, model, split):
+        def validate(self, model, split, *, watch, progress):
             return {"loss": 1.0}
 
     fit(tmp_path, Stuck(), patience=2, final="best")
@@ -281,3 +282,62 @@ def test_an_interruption_saves_and_leaves_no_trace(tmp_path, number, code):
     assert (tmp_path / "cut/checkpoints/00000013").is_dir()
     fit(tmp_path / "cut", **changes)
     assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
+
+
+class StoppedInValidation(MajorityTask):
+    """A signal comes in the `number`-th validation, which would go on for a long time."""
+
+    def __init__(self, number):
+        super().__init__()
+        self._left = number
+
+    def validate(self, model, split, *, watch, progress):
+        self._left -= 1
+        if self._left == 0:
+            signal.raise_signal(signal.SIGINT)
+            time.sleep(60)
+        return super().validate(model, split)
+
+
+@pytest.mark.parametrize(
+    ("validation", "update"), [(1, 6), (2, 12), (5, 30), pytest.param(6, 30, id="of the final model")]
+)
+@pytest.mark.parametrize("final", ["best", "average"])
+def test_a_signal_stops_a_validation_at_once_and_leaves_no_trace(tmp_path, final, validation, update):
+    changes = {"final": final, "average_last": 2, "save_every": 6, "watch": "accuracy"}
+    fit(tmp_path / "whole", **changes)
+    started = time.monotonic()
+    with pytest.raises(Interrupted, match=f"after update {update}, which is saved"):
+        fit(tmp_path / "cut", StoppedInValidation(validation), **changes)
+    assert time.monotonic() - started < 30
+    fit(tmp_path / "cut", **changes)
+    assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
+
+
+def test_an_average_that_validates_worse_is_reported_with_its_keys(tmp_path, capsys):
+    class Worse(MajorityTask):
+        """Every validation is better than the one before, except that of the final model."""
+
+        calls = 0
+
+        def validate(self, model, split, *, watch, progress):
+            self.calls += 1
+            return {"loss": 9.0 if self.calls == 6 else 1.0 / self.calls, "accuracy": 0.5}
+
+    changes = settings(final="average", average_last=2)
+    with show_progress() as progress:
+        Trainer(Worse(), changes, tmp_path, World(), progress).fit()
+    said = capsys.readouterr().err
+    assert "the averaged model validates worse than that of update 30: loss 9, not 0.2" in said
+    assert "train.final=last" in said
+    (tmp_path / "same").mkdir()
+    alone = settings(final="average", average_last=1)
+    with show_progress() as progress:
+        Trainer(MajorityTask(), alone, tmp_path / "same", World(), progress).fit()
+    assert "validates worse" not in capsys.readouterr().err
+
+
+def test_the_speed_has_the_unit_of_the_task(tmp_path, capsys):
+    with show_progress() as progress:
+        Trainer(MajorityTask(), settings(), tmp_path, World(), progress).fit()
+    assert " examples/s  " in capsys.readouterr().err

@@ -15,6 +15,7 @@ from diffwindow.data.batching import collate
 from diffwindow.data.store import Store
 from diffwindow.models.classifier import Classifier, ClassifierConfig
 from diffwindow.models.pretrained import evaluating
+from diffwindow.progress import SILENT, Progress
 from diffwindow.tasks.model_folder import save_folder
 from diffwindow.tasks.task import Loss, TaskOptions, TensorBatch, sweep
 
@@ -40,6 +41,7 @@ class Classification:
     """A labelled corpus and the model that classifies it; only the first `max_length` tokens are read."""
 
     metrics: ClassVar[tuple[str, ...]] = ("loss", "accuracy")
+    unit: ClassVar[str] = "examples"
     store: Store
     config: ClassifierConfig
     label_smoothing: float = 0.0
@@ -70,7 +72,7 @@ class Classification:
         total = F.cross_entropy(logits, batch.labels, label_smoothing=self.label_smoothing, reduction="sum")
         return Loss(total, batch.units)
 
-    def predict(self, model: nn.Module, split: str) -> Predictions:
+    def predict(self, model: nn.Module, split: str, *, progress: Progress = SILENT) -> Predictions:
         """Classify a split."""
         rows = len(self.store.split(split))
         found = Predictions(np.zeros(rows, np.int64), np.zeros(rows))
@@ -81,14 +83,18 @@ class Classification:
             return log_probs.argmax(-1).cpu().numpy(), -right.cpu().numpy()
 
         with evaluating(model) as device:
-            for indices, (labels, nll) in sweep(self, split, device, classify, max_tokens=self.valid_tokens):
+            for indices, (labels, nll) in sweep(
+                self, split, device, classify, max_tokens=self.valid_tokens, progress=progress
+            ):
                 found.labels[indices] = labels
                 found.nll[indices] = nll
         return found
 
-    def validate(self, model: nn.Module, split: str) -> dict[str, float]:
+    def validate(
+        self, model: nn.Module, split: str, *, watch: str = "loss", progress: Progress = SILENT
+    ) -> dict[str, float]:
         """Return the mean cross-entropy, without smoothing, and the accuracy."""
-        found = self.predict(model, split)
+        found = self.predict(model, split, progress=progress)
         right = found.labels == self.gold(split)
         return {"loss": float(found.nll.mean()), "accuracy": float(right.mean())}
 

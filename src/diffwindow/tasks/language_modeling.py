@@ -14,6 +14,7 @@ from diffwindow.data.store import Store
 from diffwindow.metrics.perplexity import count_words, word_perplexity
 from diffwindow.models.language_model import LanguageModel, LanguageModelConfig
 from diffwindow.models.pretrained import evaluating
+from diffwindow.progress import SILENT, Progress
 from diffwindow.special_tokens import PAD
 from diffwindow.tasks.model_folder import save_folder
 from diffwindow.tasks.task import Loss, TaskOptions, TensorBatch, sweep
@@ -36,6 +37,7 @@ class LanguageModeling:
     """
 
     metrics: ClassVar[tuple[str, ...]] = ("loss", "perplexity")
+    unit: ClassVar[str] = "tokens"
     store: Store
     config: LanguageModelConfig
     label_smoothing: float = 0.0
@@ -72,7 +74,9 @@ class LanguageModeling:
         )
         return Loss(scored.total, batch.units)
 
-    def nll(self, model: nn.Module, split: str) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    def nll(
+        self, model: nn.Module, split: str, *, progress: Progress = SILENT
+    ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """Return −log p of each row or block of a split, and the number of its tokens."""
         (tokens,) = self.lengths(split)
         nll = np.zeros(len(tokens))
@@ -82,7 +86,9 @@ class LanguageModeling:
             return found.double().cpu().numpy()
 
         with evaluating(model) as device:
-            for indices, found in sweep(self, split, device, score, max_tokens=self.valid_tokens):
+            for indices, found in sweep(
+                self, split, device, score, max_tokens=self.valid_tokens, progress=progress
+            ):
                 nll[indices] = found
         return nll, tokens.astype(np.int64)
 
@@ -91,9 +97,11 @@ class LanguageModeling:
         rows, tokenizer = self.store.split(split).sequences["text"], self.store.tokenizer
         return count_words(tokenizer.decode(rows[index].tolist()) for index in range(len(rows)))
 
-    def validate(self, model: nn.Module, split: str) -> dict[str, float]:
-        """Return the cross-entropy by token, without smoothing, and the perplexity by word."""
-        by_row, tokens = self.nll(model, split)
+    def validate(
+        self, model: nn.Module, split: str, *, watch: str = "loss", progress: Progress = SILENT
+    ) -> dict[str, float]:
+        """Return the cross-entropy per token, without smoothing, and the perplexity per word."""
+        by_row, tokens = self.nll(model, split, progress=progress)
         nll = float(by_row.sum())
         return {"loss": nll / int(tokens.sum()), "perplexity": word_perplexity(nll, self.words(split))}
 

@@ -10,7 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
 from diffwindow.data.batching import TokenBatches
-from diffwindow.sharing import each
+from diffwindow.progress import SILENT, Progress
+from diffwindow.sharing import each, sharers
 
 
 class TaskOptions(BaseModel):
@@ -18,6 +19,7 @@ class TaskOptions(BaseModel):
 
     `block_size` cuts a language model's running text into blocks; without it, each line is an example.
     `max_length` lets a classifier read only the first tokens of a text; without it, it reads all.
+    `bleu_sentences` bounds the sentences that BLEU is computed on in a validation.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -25,6 +27,7 @@ class TaskOptions(BaseModel):
     label_smoothing: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
     block_size: Annotated[int, Field(ge=1)] | None = None
     max_length: Annotated[int, Field(ge=1)] | None = None
+    bleu_sentences: Annotated[int, Field(ge=1)] | None = None
     valid_tokens: Annotated[int, Field(ge=1)] = 4096
 
 
@@ -56,7 +59,11 @@ class Task(Protocol[B]):
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Names of the metrics that `validate` returns."""
+        """Name the metrics that `validate` can return."""
+
+    @property
+    def unit(self) -> str:
+        """Name what the loss is summed over, in the plural: tokens or examples."""
 
     def build_model(self) -> nn.Module:
         """Build the model, freshly initialised from torch's generator."""
@@ -70,8 +77,13 @@ class Task(Protocol[B]):
     def loss(self, model: nn.Module, batch: B) -> Loss:
         """Return the training loss of a batch."""
 
-    def validate(self, model: nn.Module, split: str) -> dict[str, float]:
-        """Return quick metrics of a split, `loss` among them, for curves and early stopping."""
+    def validate(
+        self, model: nn.Module, split: str, *, watch: str = "loss", progress: Progress = SILENT
+    ) -> dict[str, float]:
+        """Return quick metrics of a split, including `loss`, for curves and early stopping.
+
+        Metrics that take long, such as BLEU, are computed only if they are the one to `watch`.
+        """
 
     def save(self, model: nn.Module, folder: Path) -> None:
         """Write the model and its tokenizer as a folder that `from_pretrained` reads."""
@@ -94,14 +106,29 @@ class TensorBatch:
 
 
 def sweep(
-    task: Task[B], split: str, device: str, work: Callable[[np.ndarray, B], R], *, max_tokens: int
+    task: Task[B],
+    split: str,
+    device: str,
+    work: Callable[[np.ndarray, B], R],
+    *,
+    max_tokens: int,
+    progress: Progress = SILENT,
 ) -> list[tuple[np.ndarray, R]]:
-    """Work on every example of a split once, shortest first; return each batch's indices and result.
+    """Work on every example of a split once, shortest first; return the indices and the result of each batch.
 
     No example is too long. Processes may share the batches (see `sharing`).
     """
     lengths = task.lengths(split)
     longest = max(int(field.max(initial=0)) for field in lengths)
     batches = list(TokenBatches(lengths, max_tokens=max(max_tokens, longest), shuffle=False))
-    results = each(lambda indices: work(indices, task.collate(split, indices).to(device)), batches)
+    done = 0
+
+    def counted(indices: np.ndarray) -> R:
+        nonlocal done
+        result = work(indices, task.collate(split, indices).to(device))
+        done += len(indices) * sharers()
+        progress("validation", min(done / len(lengths[0]), 1.0))
+        return result
+
+    results = each(counted, batches)
     return list(zip(batches, results, strict=True))

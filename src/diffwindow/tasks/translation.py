@@ -11,8 +11,13 @@ from torch import Tensor, nn
 
 from diffwindow.data.batching import collate, shift_right
 from diffwindow.data.store import Store
+from diffwindow.data.tokenizer import moses_detokenizer
+from diffwindow.decoding.translate import Search, translate
+from diffwindow.metrics.bleu import bleu_terms
+from diffwindow.metrics.outcomes import bleu_of
 from diffwindow.models.pretrained import evaluating
 from diffwindow.models.translator import Translator, TranslatorConfig
+from diffwindow.progress import SILENT, Progress
 from diffwindow.special_tokens import PAD
 from diffwindow.tasks.model_folder import save_folder
 from diffwindow.tasks.task import Loss, TaskOptions, TensorBatch, sweep
@@ -31,11 +36,13 @@ class TranslationBatch(TensorBatch):
 class Translation:
     """A parallel corpus and the model that translates it."""
 
-    metrics: ClassVar[tuple[str, ...]] = ("loss", "nll", "perplexity")
+    metrics: ClassVar[tuple[str, ...]] = ("loss", "nll", "perplexity", "bleu")
+    unit: ClassVar[str] = "tokens"
     store: Store
     config: TranslatorConfig
     label_smoothing: float = 0.0
     valid_tokens: int = 4096
+    bleu_sentences: int | None = None
 
     def build_model(self) -> Translator:
         """Build the model, freshly initialised."""
@@ -59,8 +66,13 @@ class Translation:
         )
         return Loss(scored.total, batch.units)
 
-    def validate(self, model: nn.Module, split: str) -> dict[str, float]:
-        """Return the loss of training, and the likelihood and perplexity by token, without smoothing."""
+    def validate(
+        self, model: nn.Module, split: str, *, watch: str = "loss", progress: Progress = SILENT
+    ) -> dict[str, float]:
+        """Return the training loss, and the nll and perplexity per token, without smoothing.
+
+        Add BLEU if it is the metric to `watch`.
+        """
 
         def score(_: np.ndarray, batch: TranslationBatch) -> tuple[float, float, int]:
             scored = cast(Translator, model).loss(
@@ -69,9 +81,30 @@ class Translation:
             return float(scored.total), float(scored.nll), batch.units
 
         with evaluating(model) as device:
-            scores = sweep(self, split, device, score, max_tokens=self.valid_tokens)
+            scores = sweep(self, split, device, score, max_tokens=self.valid_tokens, progress=progress)
         total, nll, units = (sum(column) for column in zip(*(one for _, one in scores), strict=True))
-        return {"loss": total / units, "nll": nll / units, "perplexity": math.exp(min(nll / units, 700.0))}
+        metrics = {"loss": total / units, "nll": nll / units, "perplexity": math.exp(min(nll / units, 700.0))}
+        return metrics | ({"bleu": self.bleu(model, split, progress=progress)} if watch == "bleu" else {})
+
+    def bleu(self, model: nn.Module, split: str, *, progress: Progress = SILENT) -> float:
+        """Return the BLEU of greedy translations, of `bleu_sentences` sentences spread over the split."""
+        rows, tokenizer = self.store.split(split), self.store.tokenizer
+        count = min(len(rows), self.bleu_sentences or len(rows))
+        chosen = [number * len(rows) // count for number in range(count)]
+        sources = [rows.sequences["source"][index][:-1].tolist() for index in chosen]
+        references = [tokenizer.decode(rows.sequences["target"][index].tolist()) for index in chosen]
+        outputs = translate(
+            cast(Translator, model),
+            tokenizer,
+            sources,
+            Search(beam=1, max_tokens=self.valid_tokens),
+            progress=lambda done, total: progress("validation BLEU", done / total),
+        )
+        languages = self.store.manifest["settings"]["moses"]
+        plain = moses_detokenizer(languages["target"]) if "target" in languages else str
+        hypotheses = [plain(best[0].text) for best in outputs]
+        terms = bleu_terms(hypotheses, [plain(text) for text in references])
+        return float(bleu_of(terms.sum(0, dtype=np.float64)))
 
     def save(self, model: nn.Module, folder: Path) -> None:
         """Write the model and its tokenizer as a folder that `from_pretrained` reads."""

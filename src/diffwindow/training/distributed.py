@@ -93,11 +93,6 @@ class World:
             if self.main:
                 mark.unlink(missing_ok=True)
 
-    def wait(self) -> None:
-        """Wait until every process gets here."""
-        if self.size > 1:
-            dist.barrier()
-
 
 def _appears(path: Path) -> bool:
     """Wait a few seconds for a file, as network file systems need; return whether it appeared."""

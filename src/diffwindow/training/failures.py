@@ -72,26 +72,43 @@ def explained(max_tokens: int, last_good: Callable[[], str]) -> Iterator[None]:
         raise TrainingError(f"cannot write the checkpoint: {error}; {last_good()}") from error
 
 
+class StopNowError(Exception):
+    """A signal asked the run to stop, in the middle of work that can be done again."""
+
+
 class StopRequest:
     """The signal that asked the run to stop, or 0; a second signal raises KeyboardInterrupt."""
 
     def __init__(self) -> None:
         self.signal = 0
+        self._at_once = False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal."""
         if self.signal:
             raise KeyboardInterrupt
         self.signal = number
+        if self._at_once:
+            raise StopNowError
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Raise StopNowError inside the context as soon as a signal comes, or if one has come already."""
+        self._at_once = True
+        try:
+            if self.signal:
+                raise StopNowError
+            yield
+        finally:
+            self._at_once = False
 
 
 @contextmanager
-def stop_on_signals() -> Iterator[StopRequest]:
-    """Handle SIGINT and SIGTERM inside the context, so that the run can save before it stops."""
-    request = StopRequest()
+def stop_on_signals(request: StopRequest) -> Iterator[None]:
+    """Let SIGINT and SIGTERM make a request inside the context, so that the run can save before it stops."""
     before = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield request
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

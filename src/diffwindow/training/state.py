@@ -53,6 +53,8 @@ class TrainState:
     skipped: int = 0
     skipped_in_a_row: int = 0
     pending: list[UpdateResult] = field(default_factory=list)
+    # a signal stopped the validation of this update
+    must_validate: bool = False
 
     def tensors(self, updater: Updater[B]) -> dict[str, Tensor]:
         """Return the tensors of a checkpoint other than the model's weights."""
@@ -65,7 +67,7 @@ class TrainState:
 
     def plain(self, updater: Updater[B]) -> dict[str, Any]:
         """Return the rest as values for JSON."""
-        return {
+        plain = {
             "update": self.update,
             "batches": self.batches,
             "best": asdict(self.best),
@@ -73,6 +75,7 @@ class TrainState:
             "skipped_in_a_row": self.skipped_in_a_row,
             "scaler": updater.scaler.state_dict(),
         }
+        return plain | ({"must_validate": True} if self.must_validate else {})
 
 
 def check_state(checkpoint: Checkpoint) -> None:
@@ -99,6 +102,7 @@ def restored(checkpoint: Checkpoint, updater: Updater[B], device: str) -> TrainS
         best=Best(**state["best"]),
         skipped=state["skipped"],
         skipped_in_a_row=state.get("skipped_in_a_row", 0),
+        must_validate=state.get("must_validate", False),
         # they were checked before they were saved, so their rows are not needed
         pending=[UpdateResult(0, row, torch.empty(0), [], []) for row in sums],
     )

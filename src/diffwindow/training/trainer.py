@@ -21,16 +21,17 @@ from diffwindow.training.config import TrainConfig
 from diffwindow.training.distributed import World
 from diffwindow.training.failures import (
     Interrupted,
+    StopNowError,
     StopRequest,
     TrainingError,
     explained,
     is_lost_peer,
     stop_on_signals,
 )
-from diffwindow.training.logs import RunLogs
+from diffwindow.training.logs import RunLogs, read_records
 from diffwindow.training.optimizer import learning_rate
-from diffwindow.training.run_folder import BEST, CHECKPOINTS, MODEL
-from diffwindow.training.state import TrainState, check_state, load_weights, restored, seed_everything
+from diffwindow.training.run_folder import BEST, CHECKPOINTS, LOG, MODEL
+from diffwindow.training.state import Best, TrainState, check_state, load_weights, restored, seed_everything
 from diffwindow.training.updater import Updater
 
 # a run that skips this many updates in a row has stopped learning
@@ -73,6 +74,7 @@ class Trainer(Generic[B]):
         self._state = TrainState(self._sampler.state())
         # None except in rank 0
         self._logs: RunLogs | None = None
+        self._stop = StopRequest()
         # the time of the last log, and the updates since
         self._clock = 0.0
         self._since = 0
@@ -90,7 +92,7 @@ class Trainer(Generic[B]):
 
     def fit(self) -> Path:
         """Train to the end, from the newest checkpoint if there is one; return the final model's folder."""
-        with explained(self._config.max_tokens, self._checkpoints.last_good), stop_on_signals() as stop:
+        with explained(self._config.max_tokens, self._checkpoints.last_good), stop_on_signals(self._stop):
             if self._world.main:
                 for written in (self._checkpoints.folder, self._best_checkpoints.folder):
                     check_inside(written)
@@ -107,24 +109,34 @@ class Trainer(Generic[B]):
                 if self._world.main:
                     self._logs = RunLogs(self._folder, position, self._state.update)
             try:
+                if self._state.must_validate:
+                    self._validate()
+                    self._save(again=True)
+                    self._prune()
                 if not self._done:
-                    self._loop(stop)
+                    self._loop()
                 self._check_learned()
+                stopped = 0.0
                 if self._world.main:
-                    self._finish()
-                self._world.wait()
+                    try:
+                        self._finish()
+                    except StopNowError:
+                        stopped = float(self._stop.signal)
+                (stopped,) = self._world.broadcast_numbers([stopped])
+                if stopped:
+                    raise self._interruption(int(stopped))
                 return self._folder / MODEL
             finally:
                 if self._logs:
                     self._logs.close()
 
-    def _loop(self, stop: StopRequest) -> None:
+    def _loop(self) -> None:
         self._clock = time.perf_counter()
         try:
             with BatchLoader(self._task, self._sampler, self._world, self._config.accumulate) as loader:
                 while not self._done:
                     self._update(next(loader))
-                    self._stop_if_asked(stop)
+                    self._stop_if_asked()
         except RuntimeError as error:
             if self._world.size == 1 or not is_lost_peer(error):
                 raise
@@ -159,9 +171,9 @@ class Trainer(Generic[B]):
             self._save()
             self._prune()
 
-    def _stop_if_asked(self, stop: StopRequest) -> None:
+    def _stop_if_asked(self) -> None:
         """Save and raise Interrupted if a signal asked any process to stop."""
-        number = stop.signal
+        number = self._stop.signal
         if self._world.size > 1:
             if self._state.update % ASK_EVERY.get(self._world.device, 10):
                 return
@@ -171,7 +183,10 @@ class Trainer(Generic[B]):
         if not number or self._done:
             return
         self._save()
-        raise Interrupted(
+        raise self._interruption(number)
+
+    def _interruption(self, number: int) -> Interrupted:
+        return Interrupted(
             f"stopped by {signal.Signals(number).name} after update {self._state.update}, which is saved; "
             f"`diffwindow train {self._folder}` resumes it",
             128 + number,
@@ -200,7 +215,7 @@ class Trainer(Generic[B]):
         self._logs.timing(update, {"seconds": seconds, **speed})
         left = (self._config.max_updates - update) / speed["updates_per_s"]
         shown = f"loss {loss:.3f}" if loss is not None else "every update skipped"
-        pace = f"{speed['units_per_s']:,.0f} units/s  {speed['updates_per_s']:.1f} updates/s"
+        pace = f"{speed['units_per_s']:,.0f} {self._task.unit}/s  {speed['updates_per_s']:.1f} updates/s"
         detail = f"{update}/{self._config.max_updates}  {shown}  lr {rate:.2e}  {pace}  {_clock(left)} left"
         self._progress("training", update / self._config.max_updates, detail)
 
@@ -212,17 +227,28 @@ class Trainer(Generic[B]):
                 raise TrainingError(f"{problem}; lower train.lr; {self._checkpoints.last_good()}")
 
     def _validate(self) -> None:
-        """Validate in rank 0, tell all processes the watched metric, and keep the best weights."""
-        update, value, bad = self._state.update, 0.0, 0.0
+        """Validate in rank 0, tell all processes the watched metric, and keep the best weights.
+
+        If a signal stops the validation, save, and let the resumed run begin with it.
+        """
+        update, value, bad, stopped = self._state.update, 0.0, 0.0, 0.0
         if self._logs is not None:
             started = time.perf_counter()
-            metrics = self._task.validate(self._model, "valid")
-            value = metrics[self._config.watch]
-            bad = float(not all(map(math.isfinite, metrics.values())))
-            self._logs.valid(update, metrics)
-            self._progress.note(f"update {update}: validation {_shown(metrics)}")
+            try:
+                metrics = self._metrics()
+            except StopNowError:
+                stopped = float(self._stop.signal)
+            else:
+                value = metrics[self._config.watch]
+                bad = float(not all(map(math.isfinite, metrics.values())))
+                self._logs.valid(update, metrics)
+                self._progress.note(f"update {update}: validation {_shown(metrics)}")
             self._clock += time.perf_counter() - started
-        value, bad = self._world.broadcast_numbers([value, bad])
+        value, bad, stopped = self._world.broadcast_numbers([value, bad, stopped])
+        self._state.must_validate = bool(stopped)
+        if stopped:
+            self._save()
+            raise self._interruption(int(stopped))
         if bad:
             if self._config.on_bad_loss == "stop":
                 good = self._checkpoints.last_good()
@@ -235,12 +261,19 @@ class Trainer(Generic[B]):
         if self._world.main and self._config.final == "best" and best.update == update:
             self._best_checkpoints.save(update, self._save_model, {}, {"update": update})
 
+    def _metrics(self) -> dict[str, float]:
+        """Validate the model as it is; raise StopNowError as soon as a signal comes."""
+        with self._stop.at_once():
+            return self._task.validate(
+                self._model, "valid", watch=self._config.watch, progress=self._progress
+            )
+
     def _save_model(self, folder: Path) -> None:
         self._task.save(self._model, folder)
 
-    def _save(self) -> None:
-        """Write a checkpoint unless this update has one."""
-        if self._logs is None or self._state.update in self._checkpoints.updates():
+    def _save(self, *, again: bool = False) -> None:
+        """Write a checkpoint unless this update has one; write it `again` even then."""
+        if self._logs is None or (self._state.update in self._checkpoints.updates() and not again):
             return
         self._check()
         if not all(bool(weight.isfinite().all()) for weight in self._model.parameters()):
@@ -302,14 +335,29 @@ class Trainer(Generic[B]):
             load_weights(self._model, read_checkpoint(self._best_checkpoints.path(best.update)))
             origin = f"the best, of update {best.update}"
         if config.final != "last" and config.valid_every and self._logs:
-            metrics = self._task.validate(self._model, "valid")
+            metrics = self._metrics()
             if not all(map(math.isfinite, metrics.values())):
                 raise TrainingError(f"the validation of the final model, {origin}, is not finite")
             self._logs.final(self._state.update, metrics)
             self._progress.note(f"final model: validation {_shown(metrics)}")
+            self._compare_average(metrics[config.watch])
         about = {"update": self._state.update, "weights": origin}
         write_checkpoint(self._folder / MODEL, self._save_model, {}, about)
         self._progress.note(f"done after {self._state.update} updates: {self._folder / MODEL}, {origin}")
+
+    def _compare_average(self, value: float) -> None:
+        """Print a note if the averaged model validates worse than the last one did."""
+        config = self._config
+        valid = [record for record in read_records(self._folder / LOG) if record["kind"] == "valid"]
+        if config.final != "average" or not valid or valid[-1][config.watch] is None:
+            return
+        last = Best(valid[-1][config.watch], valid[-1]["update"])
+        if value != last.value and last.after(self._state.update, value, config.watch).value == last.value:
+            self._progress.note(
+                f"the averaged model validates worse than that of update {last.update}: {config.watch} "
+                f"{value:.4g}, not {last.value:.4g}; keep the last one with train.final=last, or average "
+                f"fewer than train.average_last={config.average_last} checkpoints"
+            )
 
     def _check_learned(self) -> None:
         """Raise if nothing was learned: every update was skipped, or no validation was finite."""
