@@ -51,7 +51,7 @@ def test_validation_is_the_mean_over_units_in_evaluation_mode(task):
     # a part that is frozen stays so
     part = next(model.children()).eval()
     found = task.validate(model, "valid")
-    assert tuple(found) == task.metrics
+    assert tuple(found) == tuple(name for name in task.metrics if name != "bleu")
     assert model.training
     assert not part.training
     model.eval()
