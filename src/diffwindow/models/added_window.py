@@ -117,9 +117,7 @@ class AddedWindow(nn.Module):
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
         # under autocast rotary queries and keys are wider than the values
         q, k = q.to(v.dtype), k.to(v.dtype)
-        segment_origin = None
-        if attn_mask is not None and self.attention.segment_size > 1:
-            segment_origin = first_true(attn_mask.flatten(1, -2).any(1).expand(q.shape[0], -1))
+        segment_origin = self.segment_origin(attn_mask, q.shape[0])
         if not torch.compiler.is_compiling():
             self.sample = _sample(q, k, attn_mask, segment_origin, scale, is_causal=is_causal)
         operation = (
@@ -146,6 +144,44 @@ class AddedWindow(nn.Module):
             q, k, v, mask, dropout_p=dropout_p, is_causal=causal, scale=scale
         )
         return mix_heads(plain, windowed, self.gate)
+
+    def segment_origin(self, attn_mask: Bool[Tensor, "..."] | None, batch: int) -> Int[Tensor, " b"] | None:
+        """Return the key where the segments of each sequence start; None where that is the first."""
+        if attn_mask is None or self.attention.segment_size == 1:
+            return None
+        return first_true(attn_mask.flatten(1, -2).any(1).expand(batch, -1))
+
+    def maps(
+        self,
+        q: Float[Tensor, "b h q e"],
+        k: Float[Tensor, "b g k e"],
+        *,
+        attn_mask: Bool[Tensor, "..."] | None = None,
+        attn_bias: Float[Tensor, "..."] | None = None,
+        is_causal: bool = False,
+        scale: float | None = None,
+    ) -> ops.WindowMaps:
+        """Return what `forward` does with each pair of query and key, without dropout."""
+        k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1).to(q.dtype)
+        maps = ops.window_maps(
+            q,
+            k,
+            ops.Boundaries(self.left(q), k, self.right(q), k),
+            None if self.local is None else (self.local(q), k),
+            attn_mask=attn_mask,
+            attn_bias=attn_bias,
+            is_causal=is_causal,
+            segment_size=self.attention.segment_size,
+            segment_origin=self.segment_origin(attn_mask, q.shape[0]),
+            expectation=self.attention.expectation,
+            scale=scale,
+        )
+        if self.gate is None:
+            return maps
+        scores = functional.scores(q, k, scale)
+        visible = ops.visible_mask(q, k, attn_mask=attn_mask, is_causal=is_causal)
+        plain = functional.masked_softmax(scores if attn_bias is None else scores + attn_bias, visible)
+        return maps._replace(weights=mix_heads(plain, maps.weights, self.gate))
 
     @torch.no_grad()
     def mean_width(self) -> float | None:

@@ -11,14 +11,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from diffwindow.attention.stacked_attention import Maps, StackedAttention
 from diffwindow.attention.visibility import EVERYTHING, Visibility
 from diffwindow.attention.window_attention import WindowAttention
+from diffwindow.models.added_window import AddedWindow
 from diffwindow.ops import WindowMaps
 from diffwindow.view.trace import Array, AttentionTrace, LayerMaps
 
+Captured = StackedAttention | AddedWindow
 # parts of a module's name that tell its role; the first that occurs decides
 _ROLES = (
     ("Cr", ("cross", "multihead_attn", "encoder_attn", "encdecattention")),
@@ -55,16 +57,20 @@ def capture(
     >>> trace["Enc", 1].window.shape
     (2, 3, 3)
     """
-    modules = {name: one for name, one in model.named_modules() if isinstance(one, StackedAttention)}
+    modules: dict[str, Captured] = {
+        name: one for name, one in model.named_modules() if isinstance(one, StackedAttention | AddedWindow)
+    }
     if not modules:
         raise ValueError(f"{type(model).__name__} holds no WindowAttention; nothing can be captured")
     calls: dict[str, list[_Call]] = {name: [] for name in modules}
     trace = AttentionTrace(label=type(model).__name__)
     with ExitStack() as stack:
         for name, module in modules.items():
-            stack.enter_context(
-                _recorded(module, partial(_call, row=row, crosses=_named_role(name) == "Cr"), calls[name])
-            )
+            call = partial(_call, row=row, crosses=_named_role(name) == "Cr")
+            if isinstance(module, AddedWindow):
+                stack.enter_context(_recorded_added(module, call, calls[name]))
+            else:
+                stack.enter_context(_recorded(module, call, calls[name]))
         yield trace
     found = {name: _joined(of_module) for name, of_module in calls.items() if of_module}
     if not found:
@@ -97,6 +103,27 @@ def _recorded(
 
     with _replaced(module, "attend", recording_attend), _replaced(module, "maps", recording_maps):
         yield
+
+
+@contextmanager
+def _recorded_added(
+    window: AddedWindow, call: Callable[[Maps, Visibility], _Call], into: list[_Call]
+) -> Iterator[None]:
+    """Keep the maps of each call of a window beside a foreign attention while the context runs."""
+
+    def hook(_: nn.Module, args: tuple[Tensor, ...], options: dict[str, Any], __: Tensor) -> None:
+        q, k, v = args
+        seen = {name: value for name, value in options.items() if name != "dropout_p"}
+        with torch.no_grad():
+            maps = window.maps(q.to(v.dtype), k.to(v.dtype), **seen)
+        mask = options.get("attn_mask")
+        into.append(call(maps, Visibility(mask, segment_origin=window.segment_origin(mask, len(q)))))
+
+    handle = window.register_forward_hook(hook, with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 @contextmanager
@@ -154,7 +181,7 @@ def _joined(calls: list[_Call]) -> _Call:
     return _Call(arrays, steps[-1].origin)
 
 
-def _layers(modules: Mapping[str, StackedAttention], calls: Mapping[str, _Call]) -> list[LayerMaps]:
+def _layers(modules: Mapping[str, Captured], calls: Mapping[str, _Call]) -> list[LayerMaps]:
     roles = {name: _role(name, calls[name]) for name in modules}
     numbers = _numbers(roles)
     alone = len(set(roles.values())) == 1
@@ -163,8 +190,9 @@ def _layers(modules: Mapping[str, StackedAttention], calls: Mapping[str, _Call])
         role, call = roles[name], calls[name]
         queries, keys = _sides(role, alone=alone)
         fields: dict[str, Any] = dict(call.arrays)
-        if isinstance(module, WindowAttention):
-            fields |= {"segment_size": module.segment_size, "expectation": module.expectation}
+        settings = module.attention if isinstance(module, AddedWindow) else module
+        if "window" in fields:
+            fields |= {"segment_size": settings.segment_size, "expectation": settings.expectation}
         layers.append(
             LayerMaps(
                 role=role,
@@ -215,12 +243,14 @@ def _numbers(roles: Mapping[str, str]) -> dict[str, int]:
     return numbers
 
 
-def kind_of(module: StackedAttention) -> str:
+def kind_of(module: Captured) -> str:
     """Name a kind of attention as the notation does, as its settings show in pictures.
 
     >>> kind_of(WindowAttention(8, 2, window="multiplicative", segment_size=5))
     'MW, segments of 5'
     """
+    if isinstance(module, AddedWindow):
+        return str(module.attention)
     if not isinstance(module, WindowAttention):
         return module.kind
     kind = "AW" if module.window == "additive" else "MW"
