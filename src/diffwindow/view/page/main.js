@@ -111,8 +111,8 @@ function panels(width) {
 function panelWidth() {
   const count = 1 + Boolean(view.maps.window) + Boolean(view.runs[1]);
   const box = byId("maps").clientWidth;
-  const columns = Math.min(count, Math.max(1, Math.floor((box + 24) / 300)));
-  return Math.max(Math.min((box - 24 * (columns - 1)) / columns, 560), 200);
+  const columns = Math.min(count, Math.max(1, Math.floor((box + 24) / 264)));
+  return Math.max(Math.min(Math.floor((box - 24 * (columns - 1)) / columns), 560), 200);
 }
 
 function panelBox(panel, index) {
