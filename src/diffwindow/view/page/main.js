@@ -110,7 +110,8 @@ function panels(width) {
 
 function panelWidth() {
   const count = 1 + Boolean(view.maps.window) + Boolean(view.runs[1]);
-  const box = byId("maps").clientWidth;
+  // rounded, so it may be too much by half a pixel
+  const box = byId("maps").clientWidth - 1;
   const columns = Math.min(count, Math.max(1, Math.floor((box + 24) / 264)));
   return Math.max(Math.min(Math.floor((box - 24 * (columns - 1)) / columns), 560), 200);
 }
