@@ -1,7 +1,7 @@
 """Two causal attentions of today that prefer recent keys: forgetting and stick-breaking attention."""
 
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from diffwindow import functional
@@ -30,7 +30,7 @@ class ForgettingAttention(StackedAttention):
         """Attend with projected queries and keys, the queries being the last of the keys."""
         (q,) = self._query_heads(queries)
         k, gate, v = self._key_heads(keys)
-        bias = forgetting_bias(gate, q.shape[2]).to(q.dtype)
+        bias = forgetting_bias(gate, q.shape[2], visibility.visible(q, k)).to(q.dtype)
         return self._merge_heads(plain_attention(q, k, v, visibility, bias, dropout_p=self._active_dropout()))
 
     def maps(
@@ -42,21 +42,32 @@ class ForgettingAttention(StackedAttention):
         """Return the weights of `attend`, without dropout."""
         (q,) = self._query_heads(queries)
         k, gate, _ = self._key_heads(keys)
-        scores = functional.scores(q, k) + forgetting_bias(gate, q.shape[2])
-        return functional.masked_softmax(visibility.biased(scores), visibility.visible(q, k))
+        visible = visibility.visible(q, k)
+        scores = functional.scores(q, k) + forgetting_bias(gate, q.shape[2], visible)
+        return functional.masked_softmax(visibility.biased(scores), visible)
 
 
-def forgetting_bias(gate: Float[Tensor, "b h k 1"], num_queries: int) -> Float[Tensor, "b h q k"]:
+def forgetting_bias(
+    gate: Float[Tensor, "b h k 1"], num_queries: int, visible: Bool[Tensor, "..."] | None = None
+) -> Float[Tensor, "b h q k"]:
     """Return Σ_{l=j+1}^{i} log sigmoid(gate_l) for the last `num_queries` keys i; 0 for keys after i.
+
+    The gate of a key that a query does not see is left out of its sums.
 
     >>> import torch
     >>> forgetting_bias(torch.zeros(1, 1, 3, 1), 2)[0, 0]
     tensor([[-0.6931,  0.0000,  0.0000],
             [-1.3863, -0.6931,  0.0000]])
     """
-    total = F.logsigmoid(functional.at_least_fp32(gate)).squeeze(-1).cumsum(-1)
+    log_gate = F.logsigmoid(functional.at_least_fp32(gate)).mT
+    if visible is not None:
+        log_gate = log_gate.masked_fill(~visible, 0.0)
+    # one row for all queries, or one per query where they see different keys
+    total = log_gate.cumsum(-1)
+    first = total.shape[-1] - num_queries
+    own = total[..., first:].mT if total.shape[-2] == 1 else total.diagonal(first, -2, -1)[..., None]
     # keys after the query are hidden by the causal mask; a positive bias there could only overflow
-    return (total[..., total.shape[-1] - num_queries :, None] - total[..., None, :]).clamp(max=0.0)
+    return (own - total).clamp(max=0.0)
 
 
 class StickBreakingAttention(StackedAttention):
