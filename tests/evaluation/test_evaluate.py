@@ -170,7 +170,7 @@ def test_another_vocabulary_and_damaged_folders_are_refused(agreement_store, reo
         with pytest.raises(ValueError, match=r"task\.json is damaged"):
             Trained.load(tmp_path / "model")
     (tmp_path / "model/config.json").write_text("[]")
-    with pytest.raises(ValueError, match=r"config\.json holds a list"):
+    with pytest.raises(ValueError, match=r"config\.json is damaged: it holds a list"):
         Trained.load(tmp_path / "model")
     with pytest.raises(ValueError, match="there is no folder"):
         Trained.load(tmp_path / "nowhere")
