@@ -49,11 +49,11 @@ PRODUCTS = {
 }
 
 
-@pytest.mark.parametrize("target", triton_report.TARGETS)
-def test_a_kernel_compiles_for_each_target(target):
-    (row,) = rows("--target", target, "--width", "64", "--kernel", "forward", "--kind", "multiplicative",
-                  "--type", "fp16")  # fmt: skip
-    check(row)
+def test_a_kernel_compiles_for_each_target():
+    found = rows("--width", "64", "--type", "fp16", "--kernel", "forward", "--kind", "multiplicative")
+    assert [row["target"] for row in found] == list(triton_report.TARGETS)
+    for row in found:
+        check(row)
 
 
 @pytest.mark.slow

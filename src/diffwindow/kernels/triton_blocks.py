@@ -29,7 +29,7 @@ class Blocks(NamedTuple):
 _SMALLEST = Block(16, 16, 4, 1)
 # Products of fp32 inputs do not use the matrix units; no tuning has gone into these.
 _FP32 = {
-    64: Blocks(Block(32, 32, 4, 1), Block(16, 32, 4, 1), Block(16, 32, 4, 1)),
+    64: Blocks(Block(32, 32, 8, 1), Block(16, 32, 8, 1), Block(16, 32, 8, 1)),
     256: Blocks(_SMALLEST, _SMALLEST, _SMALLEST),
 }
 # By target, type and widest head; the first width that is wide enough counts. What limits the tiles is
@@ -61,7 +61,7 @@ TABLE: dict[str, dict[str, dict[int, Blocks]]] = {
     },
 }
 # The widest heads for which 16-bit kernels are known to keep all they work on in registers.
-NO_SPILLS_UP_TO = {"sm_80": 128, "sm_90": 64, "gfx942": 64}
+NO_SPILLS_UP_TO = {"sm_80": 128, "sm_90": 128, "gfx942": 256}
 # Small, so that short inputs cross from tile to tile.
 INTERPRETED = Blocks(Block(32, 16, 4, 1), Block(32, 16, 4, 1), Block(32, 16, 4, 1))
 
