@@ -329,5 +329,5 @@ def test_the_documentation_shows_what_each_backend_supports():
 def test_doctor_lists_what_backends_lack():
     report = ops.support_report()
     assert set(report) == {'impl="cpu"', 'impl="triton"'}
-    assert "heads wider than 256" in report['impl="triton"']
+    assert "heads of more than 512 bytes" in report['impl="triton"']
     assert "on cpu: float32, bfloat16; without gradients of attn_bias" in report['impl="cpu"']

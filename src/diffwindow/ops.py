@@ -53,7 +53,7 @@ Feature = Literal[
     "dropout",
     "attn_bias",
     "gradients of attn_bias",
-    "heads wider than 256",
+    "heads of more than 512 bytes",
     "transforms of torch.func",
 ]
 
@@ -73,7 +73,7 @@ SUPPORT: dict[Impl, Support] = {
     "cpu": Support(
         devices=("cpu",),
         dtypes=(torch.float32, torch.bfloat16),
-        features=("segments", "exact expectation", "dropout", "attn_bias", "heads wider than 256"),
+        features=("segments", "exact expectation", "dropout", "attn_bias", "heads of more than 512 bytes"),
     ),
     "triton": Support(
         devices=("cuda",),
@@ -262,7 +262,7 @@ for _constant in (_why_not, _is_transformed):
 
 
 def _needs(widest: int, options: Options) -> tuple[Feature, ...]:
-    """List what a call asks for beyond plain attention by token; `widest` is its widest head."""
+    """List what a call asks for beyond plain attention by token; its widest head has `widest` bytes."""
     bias = options.attn_bias
     asked: dict[Feature, bool] = {
         "segments": options.segment_size > 1,
@@ -270,7 +270,7 @@ def _needs(widest: int, options: Options) -> tuple[Feature, ...]:
         "dropout": options.dropout_p > 0,
         "attn_bias": bias is not None,
         "gradients of attn_bias": bias is not None and bias.requires_grad and torch.is_grad_enabled(),
-        "heads wider than 256": widest > 256,
+        "heads of more than 512 bytes": widest > 512,
         "transforms of torch.func": _is_transformed() or forward_ad._current_level >= 0,
     }
     return tuple(feature for feature, wanted in asked.items() if wanted)
@@ -288,7 +288,7 @@ def _window_attention(
     """Check the arguments and run the implementation that `impl` asks for."""
     check_tensors(q, k, v, boundaries, local)
     check_options(q, k, options)
-    widest = max(x.shape[-1] for x in (q, v, *boundaries, *(local or ())))
+    widest = max(x.shape[-1] * x.element_size() for x in (q, v, *boundaries, *(local or ())))
     chosen = choose_impl(impl, q, _needs(widest, options))
     if chosen != "reference":
         return operator.window_attention(q, k, v, boundaries, local, options, chosen)

@@ -26,11 +26,11 @@ class Blocks(NamedTuple):
     key: Block
 
 
-_SMALLEST = Block(16, 16, 4, 1)
+_SMALLEST = Block(16, 16, 8, 1)
 # Products of fp32 inputs do not use the matrix units; no tuning has gone into these.
 _FP32 = {
     64: Blocks(Block(32, 32, 8, 1), Block(16, 32, 8, 1), Block(16, 32, 8, 1)),
-    256: Blocks(_SMALLEST, _SMALLEST, _SMALLEST),
+    128: Blocks(_SMALLEST, _SMALLEST, _SMALLEST),
 }
 # By target, type and widest head; the first width that is wide enough counts. What limits the tiles is
 # registers: `triton_report` shows them.
