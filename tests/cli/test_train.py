@@ -141,6 +141,16 @@ def test_a_run_folder_is_enough_to_go_on(call, run):
     assert "done after 8 updates" in said
 
 
+def test_a_run_starts_from_another(call, run):
+    words = ["train", "agreement", *SMALL[:1], *SMALL[4:], *SHORT, "--from", run, "--attention", "Enc(AW)"]
+    code, said = call(*words, "--out", "tuned")
+    assert code == 0, said
+    assert Classifier.from_pretrained("tuned/model").config.embed_dim == 16
+    Path("mine.yaml").write_text("task: {kind: classification}\ndata: {path: none}\ntrain: {max_updates: 9}")
+    code, said = call("train", "mine.yaml", "--out", "mine")
+    assert (code, "data.path=none is not a prepared store" in said) == (2, True)
+
+
 def test_other_settings_are_refused(call, run):
     code, said = call("train", "agreement", "--out", run, *SMALL, *SHORT, "train.lr=0.5")
     assert code == 2

@@ -92,7 +92,7 @@ def test_a_file_changes_a_preset(tmp_path):
         ("- 1\n", "mine.yaml: a config has sections"),
         ("", "mine.yaml: a config has sections"),
         ("preset: sst2\ntrain: {lr: !rate 3}\n", "mine.yaml:2: not valid YAML"),
-        ("task: {kind: lm}\ndata: {corpus: lm1b}\n", "mine.yaml: the key 'train' is missing"),
+        ("task: {kind: lm}\ndata: {corpus: lm1b}\n", "mine.yaml: the key 'train.max_updates' is missing"),
     ],
 )
 def test_a_mistake_in_a_file_is_named_with_its_line(tmp_path, text, message):
@@ -101,6 +101,15 @@ def test_a_mistake_in_a_file_is_named_with_its_line(tmp_path, text, message):
     with pytest.raises(ValueError, match=r".") as caught:
         resolve(str(path))
     assert message in str(caught.value)
+
+
+def test_a_file_without_a_preset_names_its_task(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("task: {kind: classification}\ndata: {path: none}\ntrain: {max_updates: 9}\n")
+    config = resolve(str(path))
+    assert (config.name, config.task.kind, config.train.max_updates) == ("mine", "classification", 9)
+    # the values that all presets of the task have
+    assert (config.train.watch, config.train.final) == ("accuracy", "best")
 
 
 def test_a_missing_file_is_one_sentence():

@@ -32,6 +32,10 @@ def train(
         Path | None, typer.Option(help="A prepared corpus, or a folder with its raw files.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The run folder; runs/… by default.")] = None,
+    start: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="RUN", help="Start from the weights of a run or model folder."),
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of weights, batches and dropout.")] = None,
     resume: Annotated[
         Resume,
@@ -53,6 +57,7 @@ def train(
 
     values: dict[str, Any] = {"attention": attention, "train.seed": seed}
     values["data.path"] = str(data.resolve()) if data else None
+    values["start"] = str(start.resolve()) if start else None
     values["train.accumulate"] = _per_process(virtual_gpus) if virtual_gpus else None
     config = resolve(
         preset, overrides or (), {key: value for key, value in values.items() if value is not None}

@@ -54,13 +54,19 @@ def prepare(
     return Store.open(out)
 
 
-def open_or_prepare(path: Path, recipe: Callable[[], Recipe], *, progress: Progress = SILENT) -> Store:
-    """Open the store at `path`; prepare it first unless it exists."""
+def open_or_prepare(
+    path: Path,
+    recipe: Callable[[], Recipe],
+    *,
+    tokenizer: Path | None = None,
+    progress: Progress = SILENT,
+) -> Store:
+    """Open the store at `path`; prepare it first unless it exists, with an existing tokenizer if given."""
     if path.exists():
         return Store.open(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     missing = recipe()
-    return prepare(missing, path, workers=usual_workers(missing), progress=progress)
+    return prepare(missing, path, tokenizer=tokenizer, workers=usual_workers(missing), progress=progress)
 
 
 def usual_workers(recipe: Recipe) -> int:

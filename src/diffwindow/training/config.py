@@ -40,9 +40,9 @@ class Section(BaseModel):
 
 
 class DataConfig(Section):
-    """The corpus; `path` is a store or raw files, `rows` and `seed` are for a generated corpus."""
+    """The corpus: `path` is a store or the raw files of `corpus`; a generated one has `rows` and `seed`."""
 
-    corpus: str
+    corpus: str = ""
     path: str | None = None
     rows: Count | None = None
     seed: int = 0
@@ -128,10 +128,12 @@ class SearchConfig(Section):
 class Config(Section):
     """Everything that decides what a run does.
 
-    `model` holds the fields of the task's model config that the corpus does not decide.
+    `start` is the run or model folder whose weights the run starts from. `model` holds the fields of the
+    task's model config that the corpus does not decide.
     """
 
     name: Annotated[str, AfterValidator(_file_name)]
+    start: str | None = None
     attention: str = "Global"
     data: DataConfig
     task: TaskConfig

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,9 @@ import yaml
 
 from diffwindow.files import read_json
 from diffwindow.models.config import quoted
-from diffwindow.tasks.presets import preset
+from diffwindow.tasks.presets import TASK_PRESETS, preset
 from diffwindow.training.config import Config, Draft, Keys, checked
+from diffwindow.training.fine_tuning import follow_start
 from diffwindow.training.run_folder import CONFIG
 
 # fields of a model's config that are set elsewhere
@@ -43,6 +45,8 @@ def resolve(source: str, overrides: Iterable[str] = (), values: Mapping[str, Any
     for name, remedy in NOT_OF_THE_MODEL.items():
         if place := draft.places.get(("model", name)):
             raise ValueError(f"{place}: {remedy}")
+    if ("start",) in draft.places and draft.values["start"] is not None:
+        follow_start(draft)
     return checked(draft)
 
 
@@ -110,11 +114,17 @@ def _from_file(path: Path) -> Draft:
             f"{path}: a config has sections of `key: value`, such as `train: {{max_updates: 100}}`"
         )
     base = next((str(value) for key, value, _ in leaves if key == ("preset",)), None)
-    draft = Draft(preset(base) if base else {"name": path.stem}, str(path))
+    draft = Draft(preset(base) if base else _task_values(leaves) | {"name": path.stem}, str(path))
     for key, value, line in leaves:
         if key != ("preset",):
             draft.put(key, value, f"{path}:{line}")
     return draft
+
+
+def _task_values(leaves: Iterable[tuple[Keys, Any, int]]) -> dict[str, Any]:
+    """Return the values that every preset of the task has that a file names."""
+    kind = next((str(value) for key, value, _ in leaves if key == ("task", "kind")), "")
+    return copy.deepcopy(TASK_PRESETS.get(kind, {}))
 
 
 def _leaves(section: yaml.MappingNode, path: Keys) -> Iterator[tuple[Keys, Any, int]]:

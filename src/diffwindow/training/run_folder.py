@@ -15,13 +15,15 @@ from typing import Any, Self
 import diffwindow
 from diffwindow.data.corpora import recipe_of
 from diffwindow.data.prepare import open_or_prepare
+from diffwindow.data.recipe import Recipe
 from diffwindow.data.store import Store, is_store
 from diffwindow.files import read_json, write_atomically, write_json
-from diffwindow.models.pretrained import average_pretrained
+from diffwindow.models.pretrained import TOKENIZER, average_pretrained
 from diffwindow.models.weights import MANIFEST, verify
 from diffwindow.progress import SILENT, Progress
 from diffwindow.tasks.model_folder import TASK
 from diffwindow.tasks.registry import AnyTask, model_config, task_of
+from diffwindow.tasks.trained_model import model_folder
 from diffwindow.training.checkpoints import Checkpoints, write_checkpoint
 from diffwindow.training.config import Config, Draft, checked, differences
 
@@ -76,6 +78,11 @@ class Run:
         write_json(folder / CONFIG, config.model_dump(mode="json"))
         return cls(folder, config)
 
+    @property
+    def begun(self) -> bool:
+        """Return whether the folder holds anything that was trained."""
+        return _begun(self.folder)
+
     def open_store(self, data: Path | None = None) -> Store:
         """Open the corpus that the run was trained on, or another store."""
         path = data or self._store_path()
@@ -88,11 +95,23 @@ class Run:
 
     def prepare_store(self, *, progress: Progress = SILENT) -> None:
         """Prepare the run's store from raw files or the generator, unless it exists."""
-        data, path = self.config.data, self._store_path()
-        raw = Path(data.path) if data.path else None
+        path, start = self._store_path(), self.config.start
         open_or_prepare(
-            path, lambda: recipe_of(data.corpus, raw, rows=data.rows, seed=data.seed), progress=progress
+            path,
+            self._recipe,
+            # a fine-tuned model keeps its vocabulary
+            tokenizer=model_folder(Path(start)) / TOKENIZER if start and not path.exists() else None,
+            progress=progress,
         )
+
+    def _recipe(self) -> Recipe:
+        data = self.config.data
+        if not data.corpus:
+            raise ValueError(
+                f"data.path={data.path} is not a prepared store; prepare one, or set data.corpus"
+            )
+        raw = Path(data.path) if data.path else None
+        return recipe_of(data.corpus, raw, rows=data.rows, seed=data.seed)
 
     def task(self, store: Store) -> AnyTask:
         """Return the run's task on a store."""

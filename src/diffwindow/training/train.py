@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -18,6 +19,7 @@ from diffwindow.tasks.task import Task
 from diffwindow.training.config import Config
 from diffwindow.training.distributed import World, connected
 from diffwindow.training.failures import Interrupted
+from diffwindow.training.fine_tuning import starting_model
 from diffwindow.training.logs import read_records
 from diffwindow.training.run_folder import CURVES, LOG, Run
 from diffwindow.training.trainer import Trainer
@@ -48,9 +50,11 @@ def train(config: Config, folder: Path, *, resume: bool = True, progress: Progre
             run = Run(folder, config)
             store = run.open_store()
             _make_deterministic(config, world)
-            task: Task[Any] = run.task(store)
+            task = run.task(store)
+            fresh = config.start is None or run.begun
+            build = task.build_model if fresh else partial(starting_model, task, Path(str(config.start)))
         try:
-            model = Trainer(task, config.train, folder, world, progress).fit()
+            model = Trainer(cast(Task[Any], task), config.train, folder, world, progress, build=build).fit()
         except Interrupted:
             _draw_curves(folder, world)
             raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Generic
 
@@ -44,6 +45,7 @@ class Trainer(Generic[B]):
     """Train a task's model in a run folder.
 
     A checkpoint holds the whole state and every batch has its own seed, so a resumed run has the same bits.
+    `build` builds the model to start from, by default the task's.
     """
 
     def __init__(
@@ -53,6 +55,8 @@ class Trainer(Generic[B]):
         folder: Path,
         world: World,
         progress: Progress = SILENT,
+        *,
+        build: Callable[[], nn.Module] | None = None,
     ) -> None:
         self._task = task
         self._config = config
@@ -63,7 +67,7 @@ class Trainer(Generic[B]):
         self._best_checkpoints = Checkpoints(folder / BEST)
         _check_validation(task, config)
         seed_everything(config.seed)
-        self._updater = Updater(task, task.build_model().to(world.device), config, world)
+        self._updater = Updater(task, (build or task.build_model)().to(world.device), config, world)
         self._sampler = TokenBatches(
             task.lengths("train"),
             max_tokens=config.max_tokens,

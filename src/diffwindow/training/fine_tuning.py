@@ -1,0 +1,60 @@
+"""Fine-tuning: start from the weights of a trained model, with windows added if it has none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from diffwindow.models.added_windows import add_windows, window_plan
+from diffwindow.models.pretrained import read_fields
+from diffwindow.notation import parse
+from diffwindow.tasks.presets import DECIDED_ELSEWHERE
+from diffwindow.tasks.registry import AnyTask
+from diffwindow.tasks.trained_model import Trained, model_folder
+from diffwindow.training.config import Draft
+
+# fields of a model's config that may differ from those of the model to start from
+FREE_FIELDS = {"dropout", "attention_dropout", "activation_dropout", "init"}
+
+
+def follow_start(draft: Draft) -> None:
+    """Take the model's fields from the trained model that `start` names, unless they are set.
+
+    An attention that adds windows to a plain model becomes one that starts as no window at all: a
+    multiplicative window gets a gate.
+    """
+    fields: dict[str, Any] = read_fields(model_folder(Path(draft.values["start"])))
+    model = draft.values.setdefault("model", {})
+    for name, value in fields.items():
+        if name not in DECIDED_ELSEWHERE and ("model", name) not in draft.places:
+            model[name] = value
+    trained = fields.get("attention", "Global")
+    if ("attention",) not in draft.places:
+        draft.values["attention"] = trained
+    elif parse(trained) != (plan := parse(str(draft.values["attention"]))):
+        if parse(trained).terms:
+            raise ValueError(
+                f"{draft.place(('attention',))}: the model to start from has attention={trained!r}; "
+                "windows can only be added to a plain model"
+            )
+        gated = window_plan(plan, layers=None, boundary_dim=None, init="identity")
+        draft.values["attention"] = str(gated)
+
+
+def starting_model(task: AnyTask, start: Path) -> nn.Module:
+    """Return the task's model with the weights of a trained one; the function is unchanged by new windows."""
+    trained = Trained.load(start)
+    # raises unless the vocabulary is the same
+    trained.task(task.store)
+    source, config = trained.model, task.config
+    for name in type(config).model_fields:
+        before, now = getattr(source.config, name, None), getattr(config, name)
+        if before != now and name not in FREE_FIELDS | {"attention"}:
+            raise ValueError(f"model.{name}={now!r}, but the model of {start} has {before!r}")
+    model = task.build_model()
+    if source.config.attention != config.attention:
+        add_windows(source, config.attention)
+    model.load_state_dict(source.state_dict())
+    return model
