@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from diffwindow.attention.window_attention import WindowAttention
+    from diffwindow.inference.model import load
     from diffwindow.models.classifier import Classifier, ClassifierConfig
     from diffwindow.models.language_model import LanguageModel, LanguageModelConfig
     from diffwindow.models.translator import Translator, TranslatorConfig
@@ -36,6 +37,7 @@ _HOMES = {
     "WindowMaps": "ops",
     "additive_window_attention": "ops",
     "capture": "view.capture",
+    "load": "inference.model",
     "multiplicative_window_attention": "ops",
     "parse": "notation",
     "window_maps": "ops",
@@ -54,6 +56,7 @@ __all__ = [
     "WindowMaps",
     "additive_window_attention",
     "capture",
+    "load",
     "multiplicative_window_attention",
     "parse",
     "window_maps",

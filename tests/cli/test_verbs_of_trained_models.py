@@ -1,15 +1,12 @@
 """`evaluate`, `translate`, `generate` and `demo`, as people call them, on runs of the real training loop."""
 
-import io
 import json
 import shlex
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 
-from diffwindow.cli import main
 from diffwindow.data.corpora import plain_text
 from diffwindow.data.prepare import prepare
 from diffwindow.data.recipe import Recipe, Vocabulary
@@ -42,22 +39,6 @@ def runs(tmp_path_factory):
         settings = [*SMALL, *own, f"train.max_updates={updates}", "train.max_tokens=512"]
         train(resolve(preset, settings), root / name)
     return root
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    """Call the command line; give its exit code, stdout and stderr."""
-
-    def call(*arguments, typed=""):
-        monkeypatch.setattr(sys, "argv", ["diffwindow", *map(str, arguments)])
-        monkeypatch.setattr(
-            sys, "stdin", io.TextIOWrapper(io.BytesIO(typed.encode("utf-8", "surrogateescape")))
-        )
-        with pytest.raises(SystemExit) as done:
-            main()
-        return done.value.code or 0, *capsys.readouterr()
-
-    return call
 
 
 def test_evaluate_prints_figures_with_their_signatures(run, runs):
@@ -156,6 +137,18 @@ def test_translate_gives_n_best_with_scores_and_cuts_long_lines(run, runs):
     assert scores == sorted(scores, reverse=True)
     _, _, err = run("translate", runs / "translator", "--max-length", "4", "--beam", "1", typed=source)
     assert "line 1 is long: translated in" in err
+
+
+def test_translate_takes_ensembles_samples_and_constraints(run, runs):
+    text = "the young doctor found the lamp .\n"
+    arguments = ["--temperature", "1", "--top-k", "5", "--nbest", "4", "--seed", "3", "--min-length", "2"]
+    code, out, _ = run("translate", runs / "translator", runs / "translator", *arguments, typed=text)
+    assert code == 0
+    assert len(out.splitlines()) == 4
+    assert run("translate", runs / "translator", runs / "translator", *arguments, typed=text)[1] == out
+    assert all(len(line.split(" ||| ")[1].split()) >= 2 for line in out.splitlines())
+    _, out, _ = run("translate", runs / "translator", "--no-repeat-ngram", "1", typed=text)
+    assert len(set(out.split())) == len(out.split())
 
 
 def test_interactive_answers_each_line(run, runs):

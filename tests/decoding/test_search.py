@@ -1,13 +1,17 @@
 """The searches on real models: what they return is what the whole, uncached model says of it."""
 
+import itertools
+
 import pytest
 import torch
 
 from diffwindow.decoding.beam import beam_search, greedy_search
 from diffwindow.decoding.sampling import sample
+from diffwindow.decoding.search import Constraints
 from diffwindow.decoding.state import continuation_start, translation_start
 from diffwindow.models.language_model import LanguageModel, LanguageModelConfig
 from diffwindow.models.translator import Translator, TranslatorConfig
+from samples.toy_model import FIRST_WORD, Toy
 
 SIZES = {"vocab_size": 30, "embed_dim": 16, "ffn_dim": 32, "num_heads": 2, "dropout": 0.0}
 LENGTHS = [9, 2, 5, 7, 1, 4]
@@ -90,3 +94,42 @@ def test_prompts_that_cannot_be_continued_are_refused():
         continuation_start(model, torch.empty(2, 0, dtype=torch.long))
     with pytest.raises(ValueError, match="a prompt ends in padding"):
         continuation_start(model, torch.ones(1, 2, dtype=torch.long), torch.tensor([[True, False]]))
+
+
+def repeats(tokens, size):
+    grams = [tokens[i : i + size] for i in range(len(tokens) - size + 1)]
+    return len(grams) != len(set(grams))
+
+
+@pytest.mark.parametrize(("min_length", "ngram"), [(0, 1), (0, 2), (3, 0), (2, 2), (1, 3)])
+def test_an_exhaustive_search_finds_all_that_the_constraints_allow_and_nothing_else(min_length, ngram):
+    toy, limit, words = Toy(3), 4, range(FIRST_WORD, FIRST_WORD + 3)
+    every = [t for n in range(limit + 1) for t in itertools.product(words, repeat=n)]
+    allowed = {t for t in every if len(t) >= min_length and not (ngram and repeats(t, ngram))}
+    constraints = Constraints(min_length, ngram)
+    beam = len(every)
+    (found,) = beam_search(toy, toy.begin([7], [limit]), beam=beam, n_best=beam, constraints=constraints)
+    assert {hypothesis.tokens for hypothesis in found} == allowed
+    for hypotheses in sample(
+        toy, toy.begin([7, 8], [limit] * 2), seed=0, samples=50, constraints=constraints
+    ):
+        assert {hypothesis.tokens for hypothesis in hypotheses} <= allowed
+
+
+def test_the_limit_comes_before_the_least_length():
+    toy = Toy(2)
+    (hypothesis,) = greedy_search(toy, toy.begin([3], [2]), constraints=Constraints(min_length=9))
+    assert len(hypothesis.tokens) == 2
+
+
+def test_an_output_may_end_early_when_no_token_is_left():
+    toy = Toy(2)
+    (hypothesis,) = greedy_search(
+        toy, toy.begin([3], [9]), constraints=Constraints(min_length=5, no_repeat_ngram=1)
+    )
+    assert sorted(hypothesis.tokens) == [FIRST_WORD, FIRST_WORD + 1]
+
+
+def test_constraints_below_zero_are_refused():
+    with pytest.raises(ValueError, match="no_repeat_ngram=-1 is below 0"):
+        Constraints(no_repeat_ngram=-1)

@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from diffwindow.layers.loss import token_loss
+from diffwindow.layers.loss import token_log_probs, token_loss
 
 
 def example(tokens=23, width=6, vocabulary=11):
@@ -90,3 +90,14 @@ def test_half_precision_sums_in_single():
     assert half.total.dtype == torch.float32
     reference = token_loss(hidden.bfloat16().double(), weight.bfloat16().double(), targets)
     assert_close(half.total.double(), reference.total, rtol=1e-3, atol=0)
+
+
+def test_log_probs_by_token_are_those_of_the_softmax():
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(3, 5, 4, requires_grad=True), torch.randn(9, 4)
+    targets = torch.randint(1, 9, (3, 5))
+    targets[1, 3:] = 0
+    found = token_log_probs(hidden, weight, targets, chunk_size=4)
+    expected = (hidden @ weight.T).log_softmax(-1).gather(-1, targets[..., None]).squeeze(-1)
+    torch.testing.assert_close(found, expected.detach().masked_fill(targets == 0, 0.0))
+    assert not found.requires_grad

@@ -7,7 +7,20 @@ from typing import Annotated
 import typer
 
 from diffwindow import __version__
-from diffwindow.cli import data, demo, describe, doctor, evaluate, reproduce, train, translate, view
+from diffwindow.cli import (
+    data,
+    demo,
+    describe,
+    doctor,
+    evaluate,
+    generate,
+    predict,
+    reproduce,
+    score,
+    train,
+    translate,
+    view,
+)
 from diffwindow.cli.errors import one_sentence_errors
 from diffwindow.console import lossy_stderr
 
@@ -22,7 +35,9 @@ app.command("doctor")(doctor.doctor)
 app.command("train")(train.train)
 app.command("evaluate")(evaluate.evaluate)
 app.command("translate")(translate.translate)
-app.command("generate")(translate.generate)
+app.command("generate")(generate.generate)
+app.command("predict")(predict.predict)
+app.command("score")(score.score)
 app.command("view")(view.view)
 app.command("demo")(demo.demo)
 app.command("average")(train.average)

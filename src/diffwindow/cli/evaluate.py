@@ -124,14 +124,7 @@ def open_store(run: Path, data: Path | None) -> Store:
     return Store.open(data)
 
 
-def search_of(
-    run: Path,
-    *,
-    beam: int | None,
-    length_penalty: float | None,
-    n_best: int = 1,
-    max_length: int | None = None,
-) -> Search:
+def search_of(run: Path, *, beam: int | None, length_penalty: float | None) -> Search:
     """Return the search of a run, changed by the options of the command line."""
     from diffwindow.decoding.translate import Search
     from diffwindow.training.config import SearchConfig
@@ -141,8 +134,6 @@ def search_of(
     return Search(
         beam=own.beam if beam is None else beam,
         length_penalty=own.length_penalty if length_penalty is None else length_penalty,
-        n_best=n_best,
-        **({} if max_length is None else {"max_length": max_length}),
     )
 
 

@@ -6,7 +6,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from diffwindow.decoding.search import (
+    FREE,
     Candidates,
+    Constraints,
     Hypothesis,
     Step,
     Stepper,
@@ -18,7 +20,13 @@ from diffwindow.decoding.state import Start
 
 
 def beam_search(
-    model: Stepper, start: Start, *, beam: int = 5, length_penalty: float = 0.6, n_best: int = 1
+    model: Stepper,
+    start: Start,
+    *,
+    beam: int = 5,
+    length_penalty: float = 0.6,
+    n_best: int = 1,
+    constraints: Constraints = FREE,
 ) -> list[list[Hypothesis]]:
     """Find the `n_best` hypotheses of each sentence, best first, by log p / length^length_penalty.
 
@@ -28,12 +36,23 @@ def beam_search(
     if not 1 <= n_best <= beam:
         raise ValueError(f"n_best={n_best} is not between 1 and beam={beam}")
     propose = partial(_rank_together, beam)
-    return search(model, start, propose, width=1, slots=beam, length_penalty=length_penalty, n_best=n_best)
+    return search(
+        model,
+        start,
+        propose,
+        width=1,
+        slots=beam,
+        length_penalty=length_penalty,
+        n_best=n_best,
+        constraints=constraints,
+    )
 
 
-def greedy_search(model: Stepper, start: Start, *, length_penalty: float = 0.6) -> list[Hypothesis]:
+def greedy_search(
+    model: Stepper, start: Start, *, length_penalty: float = 0.6, constraints: Constraints = FREE
+) -> list[Hypothesis]:
     """Follow the most probable token until the end; the penalty only scales the score."""
-    results = beam_search(model, start, beam=1, length_penalty=length_penalty)
+    results = beam_search(model, start, beam=1, length_penalty=length_penalty, constraints=constraints)
     return [hypothesis for (hypothesis,) in results]
 
 
@@ -52,6 +71,6 @@ def best_continuations(step: Step, count: int) -> tuple[Float[Tensor, "s w count
     is ranked once per hypothesis and its log-probabilities are never all written out.
     """
     total = log_partition(step.logits)
-    top, tokens = forbid(step.logits, step.at_limit).topk(min(count, step.logits.shape[-1]))
-    # A rounding error above zero would break the bound, which rests on log p ≤ 0.
+    top, tokens = forbid(step).topk(min(count, step.logits.shape[-1]))
+    # a rounding error above zero would break the bound, which relies on log p ≤ 0
     return (top - total).clamp(max=0.0), tokens

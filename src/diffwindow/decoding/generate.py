@@ -7,6 +7,7 @@ import torch
 from diffwindow.data.tokenizer import Tokenizer, moses_detokenizer, moses_tokenizer
 from diffwindow.decoding.beam import greedy_search
 from diffwindow.decoding.sampling import sample
+from diffwindow.decoding.search import FREE, Constraints
 from diffwindow.decoding.state import continuation_start
 from diffwindow.models.language_model import LanguageModel
 from diffwindow.models.pretrained import evaluating
@@ -26,6 +27,7 @@ class Sampling:
     top_k: int | None = None
     top_p: float = 1.0
     seed: int = 0
+    constraints: Constraints = FREE
 
     def __post_init__(self) -> None:
         for name, value, most in (
@@ -50,7 +52,7 @@ def continuations(
     """Return texts that begin with the prompt, likeliest first.
 
     `moses` is the language that Moses tokenises first, if any. A model of `running_text`, trained on blocks,
-    knows the end of a line as what comes before the next one; others know a beginning.
+    has seen lines begin after the end of another; others after the beginning.
     """
     before, after = (moses_tokenizer(moses), moses_detokenizer(moses)) if moses else (str, str)
     ids = tokenizer.encode(before(prompt))
@@ -60,7 +62,7 @@ def continuations(
             model, torch.tensor([[opening, *ids]], device=device), limit=sampling.max_tokens
         )
         if sampling.temperature == 0:
-            found = greedy_search(model, start)
+            found = greedy_search(model, start, constraints=sampling.constraints)
         else:
             (found,) = sample(
                 model,
@@ -70,5 +72,6 @@ def continuations(
                 temperature=sampling.temperature,
                 top_k=sampling.top_k,
                 top_p=sampling.top_p,
+                constraints=sampling.constraints,
             )
     return [after(tokenizer.decode([*ids, *hypothesis.tokens])) for hypothesis in found]

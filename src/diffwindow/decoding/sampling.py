@@ -1,5 +1,6 @@
 """Sampling: paths drawn from the model, by temperature, top-k and top-p, the same for the same seed."""
 
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -7,7 +8,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from diffwindow.decoding.search import (
+    FREE,
     Candidates,
+    Constraints,
     Hypothesis,
     Step,
     Stepper,
@@ -22,18 +25,19 @@ def sample(
     model: Stepper,
     start: Start,
     *,
-    seed: int,
+    seed: int | Sequence[int],
     samples: int = 1,
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float = 1.0,
     length_penalty: float = 0.6,
+    constraints: Constraints = FREE,
 ) -> list[list[Hypothesis]]:
-    """Draw `samples` hypotheses of each sentence and give them best first.
+    """Draw `samples` hypotheses of each sentence and return them best first.
 
     Tokens are drawn from softmax(logits / temperature), cut to its `top_k` most probable tokens and then to
     the fewest of these that hold the mass `top_p`; `log_prob` and `score` are the model's own, before both.
-    Sentence i draws from the seed `seed + i`, whatever else is in the batch.
+    Sentence i draws from the seed `seed + i`, or from its own of several, whatever else is in the batch.
     """
     if temperature <= 0:
         raise ValueError(f"temperature={temperature} is not above 0; greedy_search is its limit at 0")
@@ -43,19 +47,27 @@ def sample(
         raise ValueError(f"top_p={top_p} is not above 0 and at most 1 (1 keeps all tokens)")
     if samples < 1:
         raise ValueError(f"samples={samples} is below 1")
-    noise = _noise(seed, start.limits, samples)
+    seeds = range(seed, seed + len(start.limits)) if isinstance(seed, int) else seed
+    noise = _noise(seeds, start.limits, samples)
     propose = partial(_continue_each, noise, temperature, top_k, top_p)
     return search(
-        model, start, propose, width=samples, slots=samples, length_penalty=length_penalty, n_best=samples
+        model,
+        start,
+        propose,
+        width=samples,
+        slots=samples,
+        length_penalty=length_penalty,
+        n_best=samples,
+        constraints=constraints,
     )
 
 
-def _noise(seed: int, limits: Int[Tensor, " s"], samples: int) -> Float[Tensor, "s t w"]:
+def _noise(seeds: Sequence[int], limits: Int[Tensor, " s"], samples: int) -> Float[Tensor, "s t w"]:
     """Draw one number in [0, 1) for each sentence, step and path; a sentence's do not depend on others."""
     longest = int(limits.max()) + 1 if len(limits) else 0
     noise = torch.empty(len(limits), longest, samples, dtype=torch.float64)
-    for sentence, rows in enumerate(noise):
-        rows.uniform_(generator=torch.Generator().manual_seed(seed + sentence))
+    for seed, rows in zip(seeds, noise, strict=True):
+        rows.uniform_(generator=torch.Generator().manual_seed(seed))
     return noise.to(limits.device)
 
 
@@ -64,7 +76,7 @@ def _continue_each(
 ) -> Candidates:
     """Propose one continuation of each open path, drawn with the noise of its sentence, step and slot."""
     total = log_partition(step.logits)
-    logits = forbid(step.logits, step.at_limit)
+    logits = forbid(step)
     width = logits.shape[1]
     at_step = noise[step.sentences, step.length - 1, :width]
     tokens = draw(logits / temperature, at_step, top_k=top_k, top_p=top_p)

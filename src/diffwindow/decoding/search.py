@@ -22,14 +22,14 @@ class Stepper(Protocol):
     """A model that decodes step by step: a `Translator`, a `LanguageModel`."""
 
     def step(self, tokens: Int[Tensor, "s w"], state: Any) -> Float[Tensor, "s w v"]:
-        """Append one token to each hypothesis and give the logits of the next."""
+        """Append one token to each hypothesis and return the logits of the next."""
 
 
 @dataclass(frozen=True)
 class Hypothesis:
     """A complete output: the tokens between its opening and its end, neither of which is among them.
 
-    `log_prob` includes the end. `ended` is False where the search met its limit, not the model its end.
+    `log_prob` includes the end. `ended` is False if the length limit stopped it.
     """
 
     tokens: tuple[int, ...]
@@ -59,14 +59,42 @@ def bound(log_prob: float, shortest: int, longest: int, length_penalty: float) -
     return max(normalized(log_prob, length, length_penalty) for length in (shortest, longest))
 
 
+@dataclass(frozen=True)
+class Constraints:
+    """What outputs must not be: shorter than `min_length` tokens, or with an n-gram of this size twice.
+
+    The length limit of a sentence comes first. 0 allows everything.
+    """
+
+    min_length: int = 0
+    no_repeat_ngram: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("min_length", "no_repeat_ngram"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}={getattr(self, name)} is below 0, which is no constraint")
+
+
+FREE = Constraints()
+
+
 class Step(NamedTuple):
-    """What a step of a search knows: the logits, which are its own to change, and log p so far."""
+    """One step of a search: the logits, which may be changed in place, log p so far, and the prefixes.
+
+    Prefixes start with the opening token.
+    """
 
     logits: Float[Tensor, "s w v"]
     log_probs: Float[Tensor, "s w"]
     at_limit: Bool[Tensor, " s"]
     sentences: Int[Tensor, " s"]
-    length: int
+    prefixes: Int[Tensor, "s w t"]
+    constraints: Constraints = FREE
+
+    @property
+    def length(self) -> int:
+        """Count the tokens of each prefix, with the opening."""
+        return self.prefixes.shape[-1]
 
 
 class Candidates(NamedTuple):
@@ -77,7 +105,7 @@ class Candidates(NamedTuple):
     log_probs: Float[Tensor, "s c"]
 
 
-# Gives the candidates for the slots of each sentence; log p = −∞ marks one that is none.
+# returns the candidates for the slots of each sentence; log p = −∞ marks an empty one
 Propose = Callable[[Step], Candidates]
 
 
@@ -91,6 +119,7 @@ def search(
     slots: int,
     length_penalty: float,
     n_best: int,
+    constraints: Constraints = FREE,
 ) -> list[list[Hypothesis]]:
     """Find the `n_best` hypotheses of each sentence, best first, by log p / length^length_penalty.
 
@@ -109,7 +138,7 @@ def search(
     while running:
         length = prefixes.shape[-1]
         logits = model.step(prefixes[..., -1], state)
-        candidates = propose(Step(logits, log_probs, limits < length, sentences, length))
+        candidates = propose(Step(logits, log_probs, limits < length, sentences, prefixes, constraints))
         left = torch.tensor([slots - len(done.hypotheses) for done in running], device=device)
         ends, stays = _fill(candidates, left)
         for row, rank in ends.nonzero().tolist():
@@ -135,14 +164,40 @@ def log_partition(logits: Float[Tensor, "s w v"]) -> Float[Tensor, "s w 1"]:
     return at_least_fp32(logits).logsumexp(-1, keepdim=True)
 
 
-def forbid(logits: Float[Tensor, "s w v"], at_limit: Bool[Tensor, " s"]) -> Float[Tensor, "s w v"]:
-    """Leave, in place, only what may follow: no padding, no opening, and at its limit only the end."""
+def forbid(step: Step) -> Float[Tensor, "s w v"]:
+    """Set the logits of what may not follow to −∞, in place: padding, the opening, what constraints exclude.
+
+    At its length limit a sentence can only end; one for which nothing is left may end too.
+    """
+    logits, at_limit, constraints = step.logits, step.at_limit, step.constraints
     logits[..., [PAD, BOS]] = -torch.inf
+    ends = logits[..., EOS].clone()
+    if constraints.no_repeat_ngram and (banned := repeating(step.prefixes[..., 1:], constraints)) is not None:
+        logits.scatter_(-1, banned, -torch.inf)
+    if step.length <= constraints.min_length:
+        logits[..., EOS] = -torch.inf
+    if constraints != FREE:
+        stuck = logits.amax(-1) == -torch.inf
+        logits[..., EOS] = logits[..., EOS].where(~stuck, ends)
     if at_limit.any():
-        ends = logits[at_limit, :, EOS]
         logits[at_limit] = -torch.inf
-        logits[at_limit, :, EOS] = ends
+        logits[at_limit, :, EOS] = ends[at_limit]
     return logits
+
+
+def repeating(prefixes: Int[Tensor, "s w t"], constraints: Constraints) -> Int[Tensor, "s w n"] | None:
+    """Return the tokens that would repeat an n-gram of their prefix; padding fills the rows.
+
+    >>> repeating(torch.tensor([[[7, 8, 9, 7, 8]]]), Constraints(no_repeat_ngram=3)).tolist()
+    [[[9, 0, 0]]]
+    """
+    size, length = constraints.no_repeat_ngram, prefixes.shape[-1]
+    if length < size:
+        return None
+    grams = prefixes.unfold(-1, size, 1)
+    last = prefixes[..., None, length - size + 1 :]
+    same = (grams[..., :-1] == last).all(-1)
+    return grams[..., -1].where(same, PAD)
 
 
 @dataclass
@@ -164,7 +219,7 @@ class _Finished:
         return sorted(self.hypotheses, key=lambda hypothesis: -hypothesis.score)[: self.n_best]
 
     def settled(self, log_prob: float, length: int) -> bool:
-        """Say whether nothing that grows from open prefixes of `length` tokens can get among the n best."""
+        """Return whether no completion of open prefixes of `length` tokens can get among the n best."""
         if log_prob == -torch.inf:
             return True
         if len(self.hypotheses) < self.n_best:
@@ -176,7 +231,7 @@ class _Finished:
 def _fill(
     candidates: Candidates, slots: Int[Tensor, " s"]
 ) -> tuple[Bool[Tensor, "s c"], Bool[Tensor, "s c"]]:
-    """Return the slots left to the best candidates: those that end there, and those that stay open."""
+    """Assign the slots left to the best candidates; return those that end and those that stay open."""
     rank = torch.arange(candidates.tokens.shape[-1], device=slots.device)
     chosen = (rank < slots[:, None]) & candidates.log_probs.isfinite()
     ends = candidates.tokens == EOS
@@ -195,7 +250,7 @@ def _close_ranks(candidates: Candidates, stays: Bool[Tensor, "s c"], kept: Int[T
 def _unchanged(
     kept: Int[Tensor, " s2"], parents: Int[Tensor, "s2 w2"], prefixes: Int[Tensor, "s w t"]
 ) -> bool:
-    """Say whether every hypothesis goes on where it is, so that no cache needs to move."""
+    """Return whether every hypothesis goes on where it is, so that no cache needs to move."""
     if len(kept) != len(prefixes) or parents.shape != prefixes.shape[:2]:
         return False
     return bool((parents == torch.arange(parents.shape[1], device=parents.device)).all())

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from diffwindow.decoding.ensemble import Ensemble
 from diffwindow.models.language_model import LanguageModel
 from diffwindow.models.translator import Translator
 from diffwindow.special_tokens import BOS, PAD
@@ -33,7 +34,7 @@ class Start:
 
     def __post_init__(self) -> None:
         if self.limits.shape != self.first.shape:
-            raise ValueError(f"{len(self.limits)} limits for {len(self.first)} sentences; give one for each")
+            raise ValueError(f"{len(self.limits)} limits for {len(self.first)} sentences; pass one for each")
         if (self.limits < 0).any():
             raise ValueError(
                 f"limit {int(self.limits.min())} is below 0; it counts the tokens before the end"
@@ -41,7 +42,7 @@ class Start:
 
 
 def translation_start(
-    model: Translator,
+    model: Translator | Ensemble,
     source: Int[Tensor, "s n"],
     source_mask: Bool[Tensor, "s n"] | None = None,
     *,

@@ -4,31 +4,30 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
 
-from diffwindow.data.batching import TokenBatches
 from diffwindow.data.tokenizer import Tokenizer, moses_detokenizer, moses_tokenizer
+from diffwindow.decoding.batches import Progress, in_batches, no_progress, padded
 from diffwindow.decoding.beam import beam_search
-from diffwindow.decoding.search import Hypothesis, normalized
+from diffwindow.decoding.ensemble import Ensemble
+from diffwindow.decoding.sampling import sample
+from diffwindow.decoding.search import FREE, Constraints, Hypothesis, normalized
 from diffwindow.decoding.state import translation_start
 from diffwindow.models.pretrained import evaluating
 from diffwindow.models.translator import Translator
-from diffwindow.sharing import each, sharers
-from diffwindow.special_tokens import EOS, PAD
+from diffwindow.special_tokens import EOS
 
-# (sentences done, sentences in all)
-Progress = Callable[[int, int], None]
-# memory grows with the beam, and so wide a one has long ceased to give better translations
+# memory grows with the beam, and wider ones stop giving better translations long before
 MAX_BEAM = 1000
 _SENTENCE_ENDS = (".", "!", "?", ";")
 
 
 @dataclass(frozen=True)
 class Search:
-    """How to decode: hypotheses kept open, the power of the length that divides log p, how many to give.
+    """How to decode: hypotheses kept open, the power of the length that divides log p, how many to return.
 
-    A batch holds up to `max_tokens` source tokens. A source of more than `max_length` tokens is translated
-    in pieces, whose translations are joined.
+    A temperature above 0 draws `n_best` samples instead of a beam search (see `sampling.sample`). A batch
+    holds up to `max_tokens` source tokens. A source of more than `max_length` tokens is translated in pieces,
+    whose translations are joined; constraints hold for each piece.
     """
 
     beam: int = 5
@@ -36,12 +35,20 @@ class Search:
     n_best: int = 1
     max_tokens: int = 4096
     max_length: int = 256
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float = 1.0
+    seed: int = 0
+    constraints: Constraints = FREE
 
     def __post_init__(self) -> None:
-        if not 1 <= self.n_best <= self.beam:
-            raise ValueError(f"n_best={self.n_best} is not between 1 and beam={self.beam}")
+        if not 1 <= self.n_best <= (MAX_BEAM if self.temperature else self.beam):
+            most = f"{MAX_BEAM:,}" if self.temperature else f"beam={self.beam}"
+            raise ValueError(f"n_best={self.n_best} is not between 1 and {most}")
         if self.beam > MAX_BEAM:
             raise ValueError(f"beam={self.beam:,} is above {MAX_BEAM:,}, the most that a search keeps open")
+        if self.temperature < 0:
+            raise ValueError(f"temperature={self.temperature} is below 0, which is beam search")
         if self.max_length < 1:
             raise ValueError(f"max_length={self.max_length} is below 1")
 
@@ -55,38 +62,36 @@ class Output:
     pieces: int = 1
 
 
-def no_progress(done: int, total: int) -> None:
-    """Show no progress."""
-
-
 def translate(
-    model: Translator,
+    model: Translator | Ensemble,
     tokenizer: Tokenizer,
     sources: Sequence[Sequence[int]],
     search: Search,
     *,
     progress: Progress = no_progress,
 ) -> list[list[Output]]:
-    """Return the best translations of each source, best first; a source is token ids without begin or end."""
+    """Return the best translations of each source, best first; sources are ids without begin or end."""
     pieces = [_pieces(source, tokenizer, search.max_length) for source in sources]
     flat = [piece for of_source in pieces for piece in of_source]
     found = iter(_decode(model, flat, search, progress))
     return [_joined([next(found) for _ in of_source], tokenizer, search) for of_source in pieces]
 
 
-def text_translator(
-    model: Translator, tokenizer: Tokenizer, search: Search, moses: dict[str, str]
-) -> Callable[[list[str]], list[list[Output]]]:
-    """Return a function from texts to translations, through the Moses tokenizers that `moses` names."""
+def translate_texts(
+    model: Translator | Ensemble,
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    search: Search,
+    moses: dict[str, str],
+    *,
+    progress: Progress = no_progress,
+) -> list[list[Output]]:
+    """Translate texts, through the Moses tokenizers of the languages that `moses` names."""
     before = moses_tokenizer(moses["source"]) if "source" in moses else str
     after = moses_detokenizer(moses["target"]) if "target" in moses else str
-
-    def speak(texts: list[str]) -> list[list[Output]]:
-        sources = tokenizer.encode_batch([before(text.strip()) for text in texts])
-        found = translate(model, tokenizer, sources, search)
-        return [[replace(one, text=after(one.text)) for one in best] for best in found]
-
-    return speak
+    sources = tokenizer.encode_batch([before(text.strip()) for text in texts])
+    found = translate(model, tokenizer, sources, search, progress=progress)
+    return [[replace(one, text=after(one.text)) for one in best] for best in found]
 
 
 def cut(
@@ -136,34 +141,39 @@ def _pieces(source: Sequence[int], tokenizer: Tokenizer, max_length: int) -> lis
 
 
 def _decode(
-    model: Translator, sources: Sequence[Sequence[int]], search: Search, progress: Progress
+    model: Translator | Ensemble, sources: Sequence[Sequence[int]], search: Search, progress: Progress
 ) -> list[list[Hypothesis]]:
-    """Search in batches of similar length, and give the results in the order of the sources."""
+    """Search in batches of similar length, and return the results in the order of the sources."""
+    if not sources:
+        return []
     lengths = np.array([len(source) + 1 for source in sources], np.int64)
-    found: list[list[Hypothesis]] = [[] for _ in sources]
-    done = 0
-    max_tokens = max(search.max_tokens, int(lengths.max(initial=1)))
-    batches = list(TokenBatches(lengths, max_tokens=max_tokens, shuffle=False))
 
-    def decode(indices: np.ndarray) -> list[list[Hypothesis]]:
-        nonlocal done
-        rows = torch.full((len(indices), int(lengths[indices].max())), PAD)
-        for row, index in zip(rows, indices, strict=True):
-            row[: lengths[index]] = torch.tensor([*sources[index], EOS])
-        start = translation_start(model, rows.to(device))
-        hypotheses = beam_search(
-            model, start, beam=search.beam, length_penalty=search.length_penalty, n_best=search.n_best
+    def decode(indices: list[int]) -> list[list[Hypothesis]]:
+        start = translation_start(model, padded([[*sources[index], EOS] for index in indices], device))
+        penalty, constraints = search.length_penalty, search.constraints
+        if not search.temperature:
+            return beam_search(
+                model,
+                start,
+                beam=search.beam,
+                length_penalty=penalty,
+                n_best=search.n_best,
+                constraints=constraints,
+            )
+        return sample(
+            model,
+            start,
+            seed=[search.seed + index for index in indices],
+            samples=search.n_best,
+            temperature=search.temperature,
+            top_k=search.top_k,
+            top_p=search.top_p,
+            length_penalty=penalty,
+            constraints=constraints,
         )
-        # the others that share the work are about as far
-        done = min(done + len(indices) * sharers(), len(sources))
-        progress(done, len(sources))
-        return hypotheses
 
     with evaluating(model) as device:
-        for indices, hypotheses in zip(batches, each(decode, batches), strict=True):
-            for index, best in zip(indices, hypotheses, strict=True):
-                found[index] = best
-    return found
+        return in_batches([lengths], decode, max_tokens=search.max_tokens, progress=progress)
 
 
 def _joined(pieces: list[list[Hypothesis]], tokenizer: Tokenizer, search: Search) -> list[Output]:

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffwindow.data.tokenizer import moses_detokenizer
-from diffwindow.decoding.translate import Progress, Search, no_progress, translate
+from diffwindow.decoding.batches import Progress, no_progress
+from diffwindow.decoding.translate import Search, translate
 from diffwindow.evaluation.windows import as_rows, has_gold_windows, window_fits
 from diffwindow.metrics.accuracy import accuracy, accuracy_by, mcnemar
 from diffwindow.metrics.bleu import bleu_terms, paired_bootstrap, translation_scores

@@ -1,8 +1,9 @@
-"""Cross-entropy of a vocabulary, taken without ever holding all of its logits."""
+"""Cross-entropy over a vocabulary, computed without holding all logits."""
 
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -37,10 +38,33 @@ def token_loss(
     real = targets != PAD
     kept, labels = hidden[real], targets[real]
     if not torch.is_grad_enabled():
-        # a function of autograd does not see that nobody will ask for gradients
+        # detach: Function.forward cannot see no_grad
         kept, weight = kept.detach(), weight.detach()
     total, nll = _ChunkedCrossEntropy.apply(kept, weight, labels, label_smoothing, chunk_size)
     return TokenLoss(total, nll.detach(), labels.numel())
+
+
+@torch.no_grad()
+def token_log_probs(
+    hidden: Float[Tensor, "*lead d"],
+    weight: Float[Tensor, "v d"],
+    targets: Int[Tensor, "*lead"],
+    *,
+    chunk_size: int = 1024,
+) -> Float[Tensor, "*lead"]:
+    """Return log p of each target under softmax(`hidden · weightᵀ`), without gradients; 0 for padding.
+
+    >>> token_log_probs(torch.zeros(3, 2), torch.zeros(4, 2), torch.tensor([1, 2, 0])).exp()
+    tensor([0.2500, 0.2500, 1.0000])
+    """
+    real = targets != PAD
+    kept, labels = hidden[real], targets[real]
+    dtype = torch.promote_types(hidden.dtype, torch.float32)
+    found = [
+        -F.cross_entropy((rows @ weight.T).to(dtype), chosen, reduction="none")
+        for rows, chosen in zip(kept.split(chunk_size), labels.split(chunk_size), strict=True)
+    ]
+    return hidden.new_zeros(targets.shape, dtype=dtype).masked_scatter(real, torch.cat(found))
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):

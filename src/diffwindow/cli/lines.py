@@ -1,0 +1,109 @@
+"""Lines of text from a file or stdin, in chunks, and results to a file or stdout."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import IO, Annotated
+
+import typer
+
+# lines sorted by length together; their results appear when all are done
+CHUNK = 1000
+InputFile = Annotated[Path | None, typer.Option(help="Text, one line each; stdin by default.")]
+OutputFile = Annotated[
+    Path | None, typer.Option(help="Where to write, whole or not at all; stdout by default.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON lines.")]
+
+
+@contextmanager
+def input_lines(path: Path | None) -> Iterator[Iterator[str]]:
+    """Open a file, or stdin, as lines of text."""
+    if path is not None:
+        with path.open("rb") as source:
+            yield _decoded(source, str(path))
+        return
+    if sys.stdin is None:
+        raise ValueError("stdin is closed; give a file with --input")
+    yield _decoded(sys.stdin.buffer, "stdin")
+
+
+@contextmanager
+def output_stream(path: Path | None) -> Iterator[IO[str]]:
+    """Open a file that appears when all is written, or stdout."""
+    from diffwindow.files import replacing
+
+    if path is not None:
+        with replacing(path, follow_link=True) as temporary, temporary.open("w", encoding="utf-8") as target:
+            yield target
+        return
+    if sys.stdout is None:
+        raise ValueError("stdout is closed; give a file with --output")
+    yield sys.stdout
+
+
+def chunks(lines: Iterator[str], size: int = CHUNK) -> Iterator[list[str]]:
+    """Yield lines in lists of at most `size`.
+
+    >>> list(chunks(iter("abc"), 2))
+    [['a', 'b'], ['c']]
+    """
+    while chunk := list(islice(lines, size)):
+        yield chunk
+
+
+class Speed:
+    """Prints to stderr how many lines are done, and how fast."""
+
+    def __init__(self) -> None:
+        self.started, self.done = time.monotonic(), 0
+
+    def add(self, count: int) -> None:
+        """Count lines and print the total."""
+        self.done += count
+        speed = self.done / max(time.monotonic() - self.started, 1e-9)
+        print(f"{self.done:,} lines, {speed:,.1f} lines/s", file=sys.stderr, flush=True)
+
+
+def stream(source: Path | None, target: Path | None, work: Callable[[list[str]], Iterator[str]]) -> None:
+    """Write the results of `work` for each chunk of lines as soon as they are there."""
+    speed = Speed()
+    with input_lines(source) as lines, output_stream(target) as output:
+        for chunk in chunks(lines):
+            output.writelines(f"{line}\n" for line in work(chunk))
+            output.flush()
+            speed.add(len(chunk))
+
+
+def columns(line: str, count: int, what: str) -> list[str]:
+    """Split a line at tabs; raise unless it has this many columns.
+
+    >>> columns("a dog\\tein Hund", 2, "source and target")
+    ['a dog', 'ein Hund']
+    """
+    cells = line.split("\t")
+    if len(cells) != count:
+        raise ValueError(f"{line[:80]!r} has {len(cells)} columns, not {count}: {what}, with tabs between")
+    return cells
+
+
+def one_cell(text: str) -> str:
+    """Return a text that is one cell of a table: white space becomes single spaces."""
+    return " ".join(text.split())
+
+
+def _decoded(source: IO[bytes], name: str) -> Iterator[str]:
+    from diffwindow.data.lines import bounded_lines, too_long, without_mark
+
+    for number, line in enumerate(bounded_lines(source), 1):
+        if problem := too_long(line):
+            raise ValueError(f"{name}, line {number}: {problem}; cut it into sentences")
+        try:
+            yield without_mark(line, number).decode("utf-8").rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{name}, line {number}: not UTF-8 at byte {error.start}") from None

@@ -1,0 +1,41 @@
+"""The verb `predict`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+
+from diffwindow.cli.evaluate import Device, RunFolder
+from diffwindow.cli.lines import AsJson, InputFile, OutputFile, one_cell, stream
+
+
+def predict(
+    run: RunFolder,
+    input: InputFile = None,
+    output: OutputFile = None,
+    as_json: AsJson = False,
+    device: Device = "auto",
+) -> None:
+    """Classify text: per line the best label, then every label with its probability.
+
+    Columns are separated by tabs: label, then label=probability for each label.
+    """
+    from diffwindow.cli.errors import interruptible
+    from diffwindow.files import to_json
+    from diffwindow.inference.model import Prediction, load
+
+    model = load(run, device=device)
+    # another kind of model is an error before the first line is read
+    model.classify([])
+
+    def shown(found: Prediction) -> str:
+        if as_json:
+            return to_json(asdict(found))
+        each = (f"{one_cell(label)}={p:.6f}" for label, p in found.probabilities.items())
+        return "\t".join([one_cell(found.label), *each])
+
+    def work(texts: list[str]) -> Iterator[str]:
+        return map(shown, model.classify(texts))
+
+    with interruptible(f"{output} was not written" if output else "the lines above are done"):
+        stream(input, output, work)

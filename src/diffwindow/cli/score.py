@@ -1,0 +1,103 @@
+"""The verb `score`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from diffwindow.cli.evaluate import Device
+from diffwindow.cli.lines import (
+    AsJson,
+    InputFile,
+    OutputFile,
+    Speed,
+    chunks,
+    columns,
+    input_lines,
+    one_cell,
+    stream,
+)
+
+if TYPE_CHECKING:
+    from diffwindow.inference.model import LoadedModel, Score
+
+
+def score(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN…", help="Run or model folders; several are an ensemble.")
+    ],
+    input: InputFile = None,
+    output: OutputFile = None,
+    pairs: Annotated[
+        Path | None,
+        typer.Option(metavar="TSV", help="Good and bad sentence per line: how often is the good likelier?"),
+    ] = None,
+    tokens: Annotated[bool, typer.Option("--tokens", help="Add a column with log p of each token.")] = False,
+    as_json: AsJson = False,
+    device: Device = "auto",
+) -> None:
+    """Print log p of each line and its number of tokens, the end included, with a tab between.
+
+    A language model reads sentences. A translator reads source and target with a tab between, and scores the
+    target; in --pairs the source comes first. Several translators score as an ensemble.
+    """
+    from diffwindow.cli.errors import interruptible
+    from diffwindow.files import to_json
+    from diffwindow.inference.model import load
+    from diffwindow.models.translator import Translator
+
+    model = load(runs, device=device)
+    # another kind of model is an error before the first line is read
+    model.score([])
+    translates = isinstance(model.members[0].model, Translator)
+
+    def shown(found: Score) -> str:
+        if as_json:
+            return to_json(asdict(found))
+        each = (f"{one_cell(t)}:{p:.4f}" for t, p in zip(found.tokens, found.token_log_probs, strict=True))
+        cells = [f"{found.log_prob:.4f}", str(len(found.tokens)), *([" ".join(each)] if tokens else [])]
+        return "\t".join(cells)
+
+    def work(lines: list[str]) -> Iterator[str]:
+        return map(shown, model.score([_item(line, translates=translates) for line in lines]))
+
+    with interruptible(f"{output} was not written" if output else "the lines above are done"):
+        if pairs is None:
+            stream(input, output, work)
+            return
+        if input or output or tokens:
+            raise ValueError("--pairs prints one figure; leave --input, --output and --tokens out")
+        right, total = _compare(model, pairs, translates=translates)
+        report = {"accuracy": right / total, "correct": right, "total": total}
+        print(to_json(report) if as_json else f"{100 * right / total:.2f} % ({right:,} of {total:,} pairs)")
+
+
+def _item(line: str, *, translates: bool) -> str | tuple[str, str]:
+    if not translates:
+        return line
+    source, target = columns(line, 2, "source and target")
+    return source, target
+
+
+def _compare(model: LoadedModel, pairs: Path, *, translates: bool) -> tuple[int, int]:
+    """Count the pairs whose good sentence is likelier than the bad one, and all pairs."""
+    speed, right = Speed(), 0
+    with input_lines(pairs) as lines:
+        for chunk in chunks(lines):
+            items: list[str | tuple[str, str]] = []
+            for line in chunk:
+                if translates:
+                    source, good, bad = columns(line, 3, "source, good and bad target")
+                    items += [(source, good), (source, bad)]
+                else:
+                    items += columns(line, 2, "good and bad sentence")
+            found = [one.log_prob for one in model.score(items)]
+            right += sum(good > bad for good, bad in zip(found[::2], found[1::2], strict=True))
+            speed.add(len(chunk))
+    if not speed.done:
+        raise ValueError(f"{pairs} is empty; it needs a good and a bad sentence per line")
+    return right, speed.done

@@ -1,0 +1,278 @@
+"""load(): a trained model, or an ensemble, for use from Python and by the command line."""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from diffwindow.data.tokenizer import Tokenizer, moses_tokenizer
+from diffwindow.decoding.batches import Progress, in_batches, no_progress, padded
+from diffwindow.decoding.ensemble import Ensemble, mean_log_probs
+from diffwindow.decoding.generate import Sampling, continuations
+from diffwindow.decoding.translate import Output, Search, translate_texts
+from diffwindow.files import sha256_of
+from diffwindow.inference.attention import attention_trace
+from diffwindow.layers.loss import token_log_probs
+from diffwindow.models.classifier import Classifier
+from diffwindow.models.language_model import LanguageModel
+from diffwindow.models.pretrained import TOKENIZER, evaluating
+from diffwindow.models.translator import Translator
+from diffwindow.special_tokens import BOS, EOS
+from diffwindow.tasks.trained_model import Trained
+from diffwindow.training.run_folder import CONFIG, Run
+from diffwindow.view.trace import AttentionTrace
+
+Folder = str | os.PathLike[str]
+M = TypeVar("M", bound=nn.Module)
+R = TypeVar("R")
+# tokens per batch of `classify` and `score`
+MAX_TOKENS = 4096
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The likeliest label of a text, and the probability of each label."""
+
+    label: str
+    probabilities: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Score:
+    """log p of a sentence, natural logarithm, and of each of its tokens; the last is the end."""
+
+    log_prob: float
+    tokens: list[str]
+    token_log_probs: list[float]
+
+
+def load(
+    path: Folder | Sequence[Folder], *, device: str = "auto", dtype: torch.dtype | None = None
+) -> "LoadedModel":
+    """Load the model of a run folder or a model folder; several translators make an ensemble.
+
+    "auto" takes a GPU if there is one. `dtype` converts the weights, as torch.bfloat16.
+    """
+    paths = [path] if isinstance(path, str | os.PathLike) else list(path)
+    if not paths:
+        raise ValueError("there is no folder to load; name at least one")
+    if dtype is not None and not dtype.is_floating_point:
+        raise ValueError(f"dtype={dtype} is not a floating-point type, which weights need")
+    return LoadedModel([_opened(Path(one), device, dtype) for one in paths], _search_of(Path(paths[0])))
+
+
+class LoadedModel:
+    """A trained model that takes and returns texts: list in, list out, in order, in batches by tokens.
+
+    Gradients are never kept. `search` is how `translate` decodes by default, as the run was configured.
+    """
+
+    def __init__(self, members: Sequence[Trained], search: Search | None = None) -> None:
+        self.members = list(members)
+        self.search = search or Search()
+        if len(members) > 1:
+            _check_ensemble(members)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Return the tokenizer, which members of an ensemble share."""
+        return self.members[0].tokenizer
+
+    def translate(
+        self, texts: Sequence[str], search: Search | None = None, *, progress: Progress = no_progress
+    ) -> list[str]:
+        """Return the best translation of each text; an empty text stays empty."""
+        return [best[0].text for best in self.translations(texts, search, progress=progress)]
+
+    def translations(
+        self, texts: Sequence[str], search: Search | None = None, *, progress: Progress = no_progress
+    ) -> list[list[Output]]:
+        """Return the `search.n_best` translations of each text with their scores, best first."""
+        model = self._translator("translate")
+        moses = self.members[0].moses
+        return translate_texts(
+            model, self.tokenizer, _texts(texts), search or self.search, moses, progress=progress
+        )
+
+    def classify(self, texts: Sequence[str], *, progress: Progress = no_progress) -> list[Prediction]:
+        """Return the label of each text, with the probability of every label."""
+        model = self._only(Classifier, "classify")
+        limit, names = self.members[0].options.max_length, self._labels(model)
+        rows = [[*ids, EOS][:limit] for ids in self._encoded(texts, "text")]
+
+        def work(indices: list[int]) -> list[Prediction]:
+            logits = model(padded([rows[index] for index in indices], device))
+            return [_prediction(names, row) for row in logits.float().softmax(-1).tolist()]
+
+        with evaluating(model) as device:
+            return _by_length([rows], work, progress)
+
+    def score(
+        self, texts: Sequence[str | tuple[str, str]], *, progress: Progress = no_progress
+    ) -> list[Score]:
+        """Return log p of each text under a language model, or of each (source, target) under a translator.
+
+        A target is forced: each of its tokens is scored after those before it.
+        """
+        if isinstance(self.members[0].model, Translator):
+            return self._score_pairs(texts, progress)
+        model = self._only(LanguageModel, "score texts")
+        # a model of running text has seen lines begin after the end of another
+        opening = BOS if self.members[0].options.block_size is None else EOS
+        rows = self._encoded(texts, "text")
+
+        def work(indices: list[int]) -> list[Score]:
+            tokens, labels = _shifted([rows[index] for index in indices], opening, device)
+            found = token_log_probs(model.hidden(tokens), model.embedding.weight, labels)
+            return [self._scored(rows[index], row) for index, row in zip(indices, found, strict=True)]
+
+        with evaluating(model) as device:
+            return _by_length([rows], work, progress)
+
+    def generate(self, prompt: str = "", sampling: Sampling | None = None) -> list[str]:
+        """Return texts that continue a prompt, likeliest first; one of up to 50 tokens by default."""
+        model, member = self._only(LanguageModel, "generate"), self.members[0]
+        return continuations(
+            model,
+            member.tokenizer,
+            prompt,
+            sampling or Sampling(),
+            moses=member.moses.get("text"),
+            running_text=member.options.block_size is not None,
+        )
+
+    def attention(self, text: str, target: str | None = None) -> AttentionTrace:
+        """Trace where the model looks in a text; a translator reads `target`, or its own translation."""
+        if len(self.members) > 1:
+            raise ValueError("an ensemble has no attention of its own; load one of its models")
+        return attention_trace(self.members[0], text, target=target)
+
+    def _score_pairs(self, pairs: Sequence[str | tuple[str, str]], progress: Progress) -> list[Score]:
+        model = self._translator("score pairs")
+        translators = model.translators() if isinstance(model, Ensemble) else [model]
+        sources, targets = _pair_columns(pairs)
+        given = [[*ids, EOS] for ids in self._encoded(sources, "source")]
+        rows = self._encoded(targets, "target")
+
+        def work(indices: list[int]) -> list[Score]:
+            source = padded([given[index] for index in indices], device)
+            tokens, labels = _shifted([rows[index] for index in indices], BOS, device)
+            found = mean_log_probs(
+                [
+                    token_log_probs(one.hidden(source, tokens), one.embedding.weight, labels)
+                    for one in translators
+                ]
+            )
+            return [self._scored(rows[index], row) for index, row in zip(indices, found, strict=True)]
+
+        with evaluating(model) as device:
+            return _by_length([given, rows], work, progress)
+
+    def _scored(self, ids: Sequence[int], log_probs: Tensor) -> Score:
+        by_token = log_probs[: len(ids) + 1].tolist()
+        return Score(sum(by_token), self.tokenizer.tokens([*ids, EOS]), by_token)
+
+    def _encoded(self, texts: Sequence[object], field: str) -> list[list[int]]:
+        language = self.members[0].moses.get(field)
+        before: Callable[[str], str] = moses_tokenizer(language) if language else str
+        encoded = self.tokenizer.encode_batch([before(text.strip()) for text in _texts(texts)])
+        return [list(ids) for ids in encoded]
+
+    def _labels(self, model: Classifier) -> list[str]:
+        return [str(index) for index in range(model.config.num_classes)]
+
+    def _translator(self, purpose: str) -> Translator | Ensemble:
+        if len(self.members) == 1:
+            return self._only(Translator, purpose)
+        return Ensemble([member.model for member in self.members if isinstance(member.model, Translator)])
+
+    def _only(self, kind: type[M], purpose: str) -> M:
+        if len(self.members) > 1:
+            raise ValueError(f"an ensemble of translators does not {purpose}; load one model")
+        model = self.members[0].model
+        if not isinstance(model, kind):
+            raise ValueError(f"{self.members[0].folder} holds a {_named(model)}, which does not {purpose}")
+        return model
+
+
+def _opened(path: Path, device: str, dtype: torch.dtype | None) -> Trained:
+    if device == "auto":
+        device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
+    trained = Trained.load(path)
+    try:
+        trained.model.to(device=device, dtype=dtype)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device={device!r}: {str(error).splitlines()[0]}") from None
+    trained.model.requires_grad_(False)
+    return trained
+
+
+def _search_of(path: Path) -> Search:
+    if not (path / CONFIG).is_file():
+        return Search()
+    own = Run.open(path).config.search
+    return Search(beam=own.beam, length_penalty=own.length_penalty)
+
+
+def _check_ensemble(members: Sequence[Trained]) -> None:
+    first = members[0]
+    vocabulary = sha256_of(first.folder / TOKENIZER)
+    for other in members:
+        if not isinstance(other.model, Translator):
+            raise ValueError(f"{other.folder} holds a {_named(other.model)}; an ensemble has translators")
+        if sha256_of(other.folder / TOKENIZER) != vocabulary:
+            raise ValueError(
+                f"{other.folder} has another vocabulary than {first.folder}; an ensemble shares one"
+            )
+
+
+def _named(model: nn.Module) -> str:
+    return {Classifier: "classifier", LanguageModel: "language model", Translator: "translator"}[type(model)]
+
+
+def _texts(texts: Sequence[object]) -> list[str]:
+    if isinstance(texts, str):
+        raise TypeError("a single str was passed; pass a list of texts")
+    checked = []
+    for index, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise TypeError(f"text {index} is a {type(text).__name__}, not a str")
+        checked.append(text)
+    return checked
+
+
+def _pair_columns(pairs: Sequence[str | tuple[str, str]]) -> tuple[list[str], list[str]]:
+    columns: tuple[list[str], list[str]] = [], []
+    for index, pair in enumerate(pairs):
+        if isinstance(pair, str) or len(pair) != 2:
+            raise TypeError(f"item {index} is not a pair; a translator scores (source, target)")
+        for column, text in zip(columns, pair, strict=True):
+            column.append(text)
+    return columns
+
+
+def _shifted(rows: Sequence[Sequence[int]], opening: int, device: str) -> tuple[Tensor, Tensor]:
+    """Return what a decoder reads, the opening first, and what it predicts, the end last."""
+    return (
+        padded([[opening, *ids] for ids in rows], device),
+        padded([[*ids, EOS] for ids in rows], device),
+    )
+
+
+def _by_length(
+    fields: Sequence[Sequence[Sequence[int]]], work: Callable[[list[int]], list[R]], progress: Progress
+) -> list[R]:
+    if not fields[0]:
+        return []
+    lengths = [np.array([len(row) + 1 for row in field], np.int64) for field in fields]
+    return in_batches(lengths, work, max_tokens=MAX_TOKENS, progress=progress)
+
+
+def _prediction(names: Sequence[str], probabilities: Sequence[float]) -> Prediction:
+    by_name = dict(zip(names, probabilities, strict=True))
+    return Prediction(max(by_name, key=by_name.__getitem__), by_name)

@@ -1,0 +1,47 @@
+"""`predict`, as people call it."""
+
+import json
+
+import pytest
+
+from model_folders import save_model
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory):
+    return save_model(tmp_path_factory.mktemp("models") / "classifier", "classifier")
+
+
+def test_a_line_has_the_best_label_and_every_probability(run, classifier):
+    code, out, err = run("predict", classifier, typed=b"the old keys\n\nmy lamp fell .")
+    assert code == 0
+    lines = out.splitlines()
+    assert len(lines) == 3
+    for line in lines:
+        best, *cells = line.split("\t")
+        probabilities = {label: float(p) for label, p in (cell.split("=") for cell in cells)}
+        assert sum(probabilities.values()) == pytest.approx(1, abs=1e-5)
+        assert probabilities[best] == max(probabilities.values())
+    assert err.startswith("3 lines")
+
+
+def test_json_lines_say_the_same(run, classifier, tmp_path):
+    (tmp_path / "in.txt").write_text("the old keys\nmy lamp fell .\n")
+    _, table, _ = run("predict", classifier, "--input", tmp_path / "in.txt")
+    code, out, _ = run(
+        "predict", classifier, "--input", tmp_path / "in.txt", "--json", "--output", tmp_path / "o"
+    )
+    assert (code, out) == (0, "")
+    records = [json.loads(line) for line in (tmp_path / "o").read_text().splitlines()]
+    assert [record["label"] for record in records] == [line.split("\t")[0] for line in table.splitlines()]
+    assert set(records[0]) == {"label", "probabilities"}
+
+
+def test_mistakes_are_one_sentence(run, classifier, tmp_path):
+    language = save_model(tmp_path / "language", "language")
+    assert run("predict", language, typed=b"a")[0::2] == (
+        2,
+        f"diffwindow: {language} holds a language model, which does not classify\n",
+    )
+    code, out, err = run("predict", classifier, typed=b"good\n\xff\n")
+    assert (code, out, err) == (2, "", "diffwindow: stdin, line 2: not UTF-8 at byte 0\n")
