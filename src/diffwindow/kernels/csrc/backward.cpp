@@ -1,9 +1,9 @@
-// Backward: two sweeps over the keys of a block of queries. The first recomputes a tile of keys (Eq. 3 to 15) and adds
-// the gradients of scores, local scores and values to their queries and keys. The gradients of the pointers (Eq. 4, 5)
+// Backward: two sweeps over the keys of a block of queries. The first recomputes a tile of keys (Eq. 1 to 17) and adds
+// the gradients of scores, local scores and values to their queries and keys. The gradients of the pointers (Eq. 7, 8)
 // need the total of their row, so the second sweep adds those. Gradients of keys and values are summed over the blocks
-// of a head in a fixed order. With D = Σ dO ⊙ O: multiplicative (Eq. 11) dS = A ⊙ dA − P D and dM = P ⊙ dA; additive
-// (Eq. 15) dS = A ⊙ (dA − D), dO_local = dS ⊙ M and dM = dS ⊙ o. From dM (Eq. 6, 9): dF_l = dM ⊙ G_r, dG_r = dM ⊙ F_l,
-// dF_r = dM ⊙ G_l, dG_l = dM ⊙ F_r, and dφ at a key is ΣdF from it on plus ΣdG up to it (Eq. 3, 8).
+// of a head in a fixed order. With D = Σ dO ⊙ O: multiplicative (Eq. 13) dS = A ⊙ dA − P D and dM = P ⊙ dA; additive
+// (Eq. 17) dS = A ⊙ (dA − D), dO_local = dS ⊙ M and dM = dS ⊙ o. From dM (Eq. 9, 11): dF_l = dM ⊙ G_r, dG_r = dM ⊙ F_l,
+// dF_r = dM ⊙ G_l, dG_l = dM ⊙ F_r, and dφ at a key is ΣdF from it on plus ΣdG up to it (Eq. 5, 10).
 #include "block.h"
 #include "dropout.h"
 #include "parallel.h"

@@ -1,6 +1,6 @@
-// Forward: two sweeps over the keys of a block of queries. The first computes the pointers φ (Eq. 4, 5): boundary scores,
-// their maxima and sums. The second computes the prefix sums F and G (Eq. 3, 8), the window M (Eq. 6, 9), the attention
-// weights (Eq. 11, or Eq. 12 to 15) and the output. Only the pointers' rows are kept between the sweeps.
+// Forward: two sweeps over the keys of a block of queries. The first computes the pointers φ (Eq. 7, 8): boundary scores,
+// their maxima and sums. The second computes the prefix sums F and G (Eq. 5, 10), the window M (Eq. 9, 11), the attention
+// weights (Eq. 13, or Eq. 14 to 17) and the output. Only the pointers' rows are kept between the sweeps.
 #include "block.h"
 #include "dropout.h"
 #include "parallel.h"
@@ -67,7 +67,7 @@ struct Workspace {
   }
 };
 
-// The unnormalised pointers of a tile (Eq. 4, 5): e^(score − running maximum). Keeps the maximum and adds to the sum.
+// The unnormalised pointers of a tile (Eq. 7, 8): e^(score − running maximum). Keeps the maximum and adds to the sum.
 void point(float* x, int64_t keys, Running& run, float* tile_max) {
   for (int64_t lane = 0; lane < kPanel; lane += kLanes) {
     const vec before = load(run.max + lane);
@@ -89,7 +89,7 @@ struct Tile {
   int64_t first, last, index;
 };
 
-// Build the window M over a tile (Eq. 6, 9). Additive: the scores become s + o ⊙ M (Eq. 15). Multiplicative: M is stored
+// Build the window M over a tile (Eq. 9, 11). Additive: the scores become s + o ⊙ M (Eq. 17). Multiplicative: M is stored
 // where the local scores would be.
 template <bool Additive, bool Segment>
 void build_window(const Grid& grid, Tile tile, int64_t end, bool exact, Panel& panel, const float* tile_max,
@@ -131,7 +131,7 @@ void build_window(const Grid& grid, Tile tile, int64_t end, bool exact, Panel& p
   }
 }
 
-// Turn a tile's scores into weights over the running maximum (Eq. 11, 15); earlier output must be multiplied by `rescale`.
+// Turn a tile's scores into weights over the running maximum (Eq. 13, 17); earlier output must be multiplied by `rescale`.
 template <bool Additive>
 void weigh(Tile tile, int64_t end, const Dropout& dropout, Running& run, float* score, const float* window, float* rescale) {
   const int64_t keys = end - tile.first;
