@@ -1,4 +1,4 @@
-"""Hints for names that are misspelled."""
+"""Words of error messages: hints for misspelled names, quoted values."""
 
 import difflib
 from collections.abc import Iterable
@@ -24,3 +24,9 @@ def did_you_mean(word: str, names: Iterable[str]) -> str:
     names = list(names)
     near = nearest(word, names)
     return f"choose from {', '.join(names)}" if near is None else f"did you mean {near!r}?"
+
+
+def quoted(value: object, limit: int = 80) -> str:
+    """Return a value as it is quoted in a message, cut short if it is long."""
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[:limit]}…"

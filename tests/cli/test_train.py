@@ -240,7 +240,7 @@ def test_more_checkpoints_than_there_are(call, run):
         (["agreement", "train.max_update=5"], "did you mean 'train.max_updates'"),
         (["agrement"], "agreement"),
         (["sst2"], "--data"),
-        (["sst2", "--data", "nowhere"], "nowhere is not a folder"),
+        (["sst2", "--data", "nowhere"], "--data nowhere: there is no such folder"),
         (["agreement", "--attention", "Cr(AW)"], "a role that this model does not have"),
         (["agreement", "train.precision=fp16", "train.device=cpu"], "needs a GPU"),
         (["agreement", "train.device=abacus"], "train.device=abacus"),

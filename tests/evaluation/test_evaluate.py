@@ -10,7 +10,7 @@ from diffwindow.evaluation.evaluate import compare, evaluate
 from diffwindow.evaluation.windows import _fit, _measure, window_fits, window_panels
 from diffwindow.metrics.window_overlap import gold_windows
 from diffwindow.ops import WindowMaps
-from diffwindow.tasks.task import TaskOptions
+from diffwindow.tasks.options import TaskOptions
 from diffwindow.tasks.trained_model import Trained
 from samples.tiny_tasks import of
 

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from diffwindow.extras import missing, optional
 
@@ -49,6 +50,12 @@ def shortened(text: str, limit: int = 500) -> str:
     return (
         line if len(line) <= limit else f"{line[: limit // 2]} … {line[len(line) - limit // 2 + 2 :].strip()}"
     )
+
+
+def check_folder(folder: Path) -> None:
+    """Raise if there is no such run or model folder, before anything heavy is imported."""
+    if not folder.exists():
+        raise ValueError(f"there is no {folder}; give the folder of a run or of a model")
 
 
 @contextmanager

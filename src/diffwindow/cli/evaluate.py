@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from diffwindow.cli.errors import check_folder, interruptible
+
 if TYPE_CHECKING:
     from diffwindow.data.store import Store
     from diffwindow.decoding.translate import Search
@@ -41,7 +43,8 @@ def evaluate(
     Two runs are compared by sacreBLEU's paired bootstrap (translation) or McNemar's exact test (labels).
     Several processes share the work: torchrun --nproc-per-node 2 -m diffwindow evaluate …
     """
-    from diffwindow.cli.errors import interruptible
+    for folder in (run, against) if against else (run,):
+        check_folder(folder)
     from diffwindow.evaluation.evaluate import compare
     from diffwindow.evaluation.evaluate import evaluate as evaluated
     from diffwindow.files import to_json
@@ -117,8 +120,6 @@ def open_store(run: Path, data: Path | None) -> Store:
 
     if (run / CONFIG).is_file():
         return Run.open(run).open_store(data)
-    if not run.exists():
-        raise ValueError(f"there is no {run}; give the folder of a run or of a model")
     if data is None:
         raise ValueError(f"{run} is not a run folder, so its corpus is unknown; give one with --data DIR")
     return Store.open(data)

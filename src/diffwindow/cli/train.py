@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from diffwindow.cli.errors import check_folder
+
 
 class Resume(StrEnum):
     """What to do in a folder that holds a run."""
@@ -50,6 +52,7 @@ def train(
 
     Several processes: torchrun --nproc-per-node 2 -m diffwindow train …
     """
+    _check_words(preset, overrides or [], data=data, start=start)
     from diffwindow.cli.errors import training_errors
     from diffwindow.training.overrides import resolve
     from diffwindow.training.run_folder import CONFIG
@@ -68,6 +71,24 @@ def train(
     folder = Path(preset) if is_run else default_folder(config.name, config.attention, config.train.seed)
     with training_errors():
         run(config, out or folder, resume=resume is Resume.auto)
+
+
+def _check_words(preset: str, overrides: list[str], *, data: Path | None, start: Path | None) -> None:
+    """Raise for a mistake that shows without torch, which takes seconds to import."""
+    from diffwindow.data.corpora import CORPORA
+    from diffwindow.spelling import did_you_mean
+    from diffwindow.training.config import split_override
+
+    for override in overrides:
+        split_override(override)
+    for option, folder in (("--data", data), ("--from", start)):
+        if folder is not None and not folder.exists():
+            raise ValueError(f"{option} {folder}: there is no such folder")
+    if not preset.endswith((".yaml", ".yml")) and not Path(preset).is_dir() and preset not in CORPORA:
+        raise ValueError(
+            f"preset={preset!r} is neither a preset, nor a YAML file, nor a run folder; "
+            f"{did_you_mean(preset, CORPORA)}"
+        )
 
 
 def default_folder(name: str, attention: str, seed: int) -> Path:
@@ -92,6 +113,7 @@ def average(
     out: Annotated[Path | None, typer.Option(help="The model's folder; RUN/average by default.")] = None,
 ) -> None:
     """Write the average of a run's last checkpoints to a model folder."""
+    check_folder(run)
     from diffwindow.training.run_folder import AVERAGE, Run
 
     target = out or run / AVERAGE

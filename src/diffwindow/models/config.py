@@ -9,7 +9,7 @@ from diffwindow.attention.stacked_attention import Init, Rotary, check_heads
 from diffwindow.layers.embedding import Positions
 from diffwindow.layers.transformer import LayerOptions, Norm
 from diffwindow.notation import Plan, Role, parse
-from diffwindow.spelling import did_you_mean
+from diffwindow.spelling import did_you_mean, quoted
 
 # no model is larger; a config that says so is damaged, and would take hours or all memory to build
 Size = Annotated[int, Field(ge=1, le=1 << 24)]
@@ -127,9 +127,3 @@ def _sentence(error: ValidationError) -> str:
         if first["type"] == "missing"
         else f"{place}={quoted(first['input'])}: {message}"
     )
-
-
-def quoted(value: object, limit: int = 80) -> str:
-    """Quote a value in a message, a long one cut short."""
-    text = repr(value)
-    return text if len(text) <= limit else f"{text[:limit]}…"

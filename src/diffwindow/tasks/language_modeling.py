@@ -17,7 +17,8 @@ from diffwindow.models.pretrained import evaluating
 from diffwindow.progress import SILENT, Progress
 from diffwindow.special_tokens import PAD
 from diffwindow.tasks.model_folder import save_folder
-from diffwindow.tasks.task import Loss, TaskOptions, TensorBatch, sweep
+from diffwindow.tasks.options import TaskOptions
+from diffwindow.tasks.task import Loss, TensorBatch, sweep
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from torch import nn
 from diffwindow.data.store import Store
 from diffwindow.files import read_json, write_json
 from diffwindow.models.pretrained import PretrainedModel
-from diffwindow.tasks.task import TaskOptions
+from diffwindow.tasks.options import TaskOptions
 
 TASK = "task.json"
 

@@ -10,7 +10,7 @@ from diffwindow.models.language_model import LanguageModelConfig
 from diffwindow.models.translator import TranslatorConfig
 from diffwindow.tasks.classification import Classification
 from diffwindow.tasks.language_modeling import LanguageModeling
-from diffwindow.tasks.task import TaskOptions
+from diffwindow.tasks.options import TaskOptions
 from diffwindow.tasks.translation import Translation
 
 AnyTask = Translation | Classification | LanguageModeling

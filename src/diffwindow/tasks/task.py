@@ -3,32 +3,14 @@
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
 from diffwindow.data.batching import TokenBatches
 from diffwindow.progress import SILENT, Progress
 from diffwindow.sharing import each, sharers
-
-
-class TaskOptions(BaseModel):
-    """Settings of the loss and of the examples, not of the model; each task knows which are its own.
-
-    `block_size` cuts a language model's running text into blocks; without it, each line is an example.
-    `max_length` lets a classifier read only the first tokens of a text; without it, it reads all.
-    `bleu_sentences` bounds the sentences that BLEU is computed on in a validation.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    label_smoothing: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
-    block_size: Annotated[int, Field(ge=1)] | None = None
-    max_length: Annotated[int, Field(ge=1)] | None = None
-    bleu_sentences: Annotated[int, Field(ge=1)] | None = None
-    valid_tokens: Annotated[int, Field(ge=1)] = 4096
 
 
 @runtime_checkable

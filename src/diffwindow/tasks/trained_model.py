@@ -12,8 +12,8 @@ from diffwindow.models.build import MODELS, Model
 from diffwindow.models.pretrained import CONFIG, TOKENIZER, read_fields
 from diffwindow.ops import check_choice
 from diffwindow.tasks.model_folder import read_record
+from diffwindow.tasks.options import TaskOptions
 from diffwindow.tasks.registry import AnyTask, task_of
-from diffwindow.tasks.task import TaskOptions
 
 
 @dataclass(frozen=True)

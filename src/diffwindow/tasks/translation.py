@@ -20,7 +20,8 @@ from diffwindow.models.translator import Translator, TranslatorConfig
 from diffwindow.progress import SILENT, Progress
 from diffwindow.special_tokens import PAD
 from diffwindow.tasks.model_folder import save_folder
-from diffwindow.tasks.task import Loss, TaskOptions, TensorBatch, sweep
+from diffwindow.tasks.options import TaskOptions
+from diffwindow.tasks.task import Loss, TensorBatch, sweep
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""Config: everything that decides what a run does, typed and checked."""
+"""Config: everything that decides what a run does, typed and checked.
+
+Importing this module does not import torch, so that a mistake in a command is found at once.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from diffwindow.models.config import quoted
-from diffwindow.spelling import nearest
-from diffwindow.tasks.registry import TASKS
-from diffwindow.tasks.task import TaskOptions
+from diffwindow.spelling import nearest, quoted
+from diffwindow.tasks.options import TaskOptions
 
 Count = Annotated[int, Field(ge=1)]
 Amount = Annotated[int, Field(ge=0)]
@@ -152,6 +153,7 @@ class Config(Section):
 
 
 Keys = tuple[str, ...]
+SECTIONS = ("data", "task", "train", "search")
 
 
 @dataclass
@@ -196,6 +198,8 @@ def checked(draft: Draft) -> Config:
         config = Config.model_validate(draft.values)
     except ValidationError as error:
         raise ValueError(_sentence(error, draft)) from None
+    from diffwindow.tasks.registry import TASKS
+
     _, model_config = TASKS[config.task.kind]
     try:
         # the corpus decides the vocabulary; any number shows whether the rest fits together
@@ -207,6 +211,28 @@ def checked(draft: Draft) -> Config:
     # as the model spells them, so that a resumed run takes Enc(AW, Seg) for Enc(AW,Seg)
     fields = {name: getattr(read, name) for name in config.model}
     return config.model_copy(update={"attention": read.attention, "model": fields})
+
+
+def split_override(text: str) -> tuple[Keys, str]:
+    """Return the path of an override's key, and its value as text; raise if there is no such key.
+
+    >>> split_override("train.lr=1e-3")
+    (('train', 'lr'), '1e-3')
+    """
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise ValueError(f"{quoted(text)} is not key=value, such as train.max_updates=100")
+    path, keys = tuple(key.split(".")), set(_keys(Config))
+    # the model checks its own fields, and a value has no keys
+    parent = ".".join(path[:-1])
+    if path[0] != "model" and key not in keys and (not parent or parent in SECTIONS):
+        raise ValueError(f"{shortened_override(text)}: there is no key {key!r}; {_nearest(path)}")
+    return path, value
+
+
+def shortened_override(text: str) -> str:
+    """Return an override as it is named in a message."""
+    return text if len(text) <= 100 else f"{text[:40]}…"
 
 
 def _placed(place: str, message: str) -> str:
@@ -266,6 +292,8 @@ def differences(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:
 
 def _completed(config: Config) -> dict[str, Any]:
     """Return all values; fields of the model that an older version did not write have their defaults."""
+    from diffwindow.tasks.registry import TASKS
+
     _, model = TASKS[config.task.kind]
     defaults = {name: field.default for name, field in model.model_fields.items() if not field.is_required()}
     return config.model_dump() | {"model": defaults | config.model}

@@ -10,9 +10,9 @@ from typing import Any
 import yaml
 
 from diffwindow.files import read_json
-from diffwindow.models.config import quoted
+from diffwindow.spelling import quoted
 from diffwindow.tasks.presets import TASK_PRESETS, preset
-from diffwindow.training.config import Config, Draft, Keys, checked
+from diffwindow.training.config import Config, Draft, Keys, checked, shortened_override, split_override
 from diffwindow.training.fine_tuning import follow_start
 from diffwindow.training.run_folder import CONFIG
 
@@ -35,11 +35,8 @@ def resolve(source: str, overrides: Iterable[str] = (), values: Mapping[str, Any
     """
     draft = _base(source)
     for text in overrides:
-        key, equals, value = text.partition("=")
-        if not equals or not key:
-            raise ValueError(f"{quoted(text)} is not key=value, such as train.max_updates=100")
-        shown = text if len(text) <= 100 else f"{text[:40]}…"
-        draft.put(tuple(key.split(".")), _scalar(value, text), shown)
+        path, value = split_override(text)
+        draft.put(path, _scalar(value, text), shortened_override(text))
     for key, value in (values or {}).items():
         draft.put(tuple(key.split(".")), value, key)
     for name, remedy in NOT_OF_THE_MODEL.items():
