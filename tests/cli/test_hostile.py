@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from diffwindow.cli import main
-from diffwindow.cli.errors import shortened, spoken
+from diffwindow.cli.errors import one_sentence_errors, shortened
 from diffwindow.data.lines import MAX_LINE, MAX_WORD, Audit, text_lines
 from diffwindow.data.tokenizer import Tokenizer
 from diffwindow.decoding.generate import Sampling
@@ -140,13 +140,13 @@ def test_a_tokenizer_with_ids_beyond_its_vocabulary_is_refused(tmp_path):
 
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")])
 def test_no_memory_is_said(capsys, error):
-    with pytest.raises(SystemExit), spoken():
+    with pytest.raises(SystemExit), one_sentence_errors():
         raise error
     assert capsys.readouterr().err.startswith("diffwindow: out of memory;")
 
 
 def test_other_errors_of_ours_are_not_hidden():
-    with pytest.raises(RuntimeError, match="ours"), spoken():
+    with pytest.raises(RuntimeError, match="ours"), one_sentence_errors():
         raise RuntimeError("ours")
 
 
