@@ -203,7 +203,7 @@ def _statistics(
     from diffwindow.figures.window_spans import Span, span_figure
     from diffwindow.files import to_json
     from diffwindow.inference.attention import trace_example
-    from diffwindow.view.statistics import as_table, window_statistics
+    from diffwindow.view.window_statistics import as_table, window_statistics
 
     rows = window_statistics(trace_example(trained, example) for example in examples)
     spans = [Span(row.role, row.layer, row.head + 1, row.start, row.end) for row in rows]

@@ -4,8 +4,8 @@ import torch
 from traces import random_layer, small_trace
 
 from diffwindow.functional import soft_window
-from diffwindow.view.statistics import as_table, window_statistics
 from diffwindow.view.trace import AttentionTrace, LayerMaps
+from diffwindow.view.window_statistics import as_table, window_statistics
 
 
 def pointing(left, right, keys, *, role="Enc", weights=None):
