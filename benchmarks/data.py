@@ -24,8 +24,9 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 
 from diffwindow.data.batching import TokenBatches, collate
-from diffwindow.data.corpora import recipe_of, two_files
+from diffwindow.data.corpora import recipe_of
 from diffwindow.data.lines import Audit
+from diffwindow.data.own_files import two_files
 from diffwindow.data.prepare import prepare
 from diffwindow.data.recipe import Recipe, Vocabulary
 from diffwindow.data.store import Store

@@ -31,7 +31,8 @@ SHAPED = [
 install_import_hook([f"diffwindow.{name}" for name in SHAPED], "beartype.beartype")
 
 # Imported after the hook, which must see them.
-from diffwindow.data.corpora import plain_text, recipe_of  # noqa: E402
+from diffwindow.data.corpora import recipe_of  # noqa: E402
+from diffwindow.data.own_files import plain_text  # noqa: E402
 from diffwindow.data.prepare import prepare  # noqa: E402
 from diffwindow.data.recipe import Recipe, Vocabulary  # noqa: E402
 from diffwindow.data.synthetic import agreement  # noqa: E402

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from diffwindow.cli import main
-from diffwindow.data.corpora import plain_text
+from diffwindow.data.own_files import plain_text
 from diffwindow.data.prepare import prepare
 from diffwindow.data.recipe import Recipe, Vocabulary
 from diffwindow.files import sha256_of

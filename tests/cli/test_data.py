@@ -72,7 +72,7 @@ def test_files_that_would_not_be_read_are_refused(run, pair, tmp_path):
     code, _, err = run("prepare", "--tsv", tmp_path / "a.tsv", *sides, "--out", tmp_path / "store")
     assert (code, "go with --source, not with --tsv" in err) == (2, True)
     code, _, err = run("prepare", *pair, "--valid", tmp_path / "a.tsv", "--out", tmp_path / "store")
-    assert (code, "go with --tsv or --text, not with --source" in err) == (2, True)
+    assert (code, "go with --tsv, --labels or --text, not with --source" in err) == (2, True)
     code, _, err = run("prepare", *pair, "--rows", 5, "--out", tmp_path / "store")
     assert (code, "--rows and --seed are for a generated corpus" in err) == (2, True)
     assert not (tmp_path / "store").exists()
@@ -110,7 +110,7 @@ def test_dry_run_writes_nothing(run, pair, tmp_path):
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
-    (["prepare", "--out", "x"], "give one of a corpus, --source with --target, --tsv or --text, not none"),
+    (["prepare", "--out", "x"], "give one of a corpus, --source with --target, --tsv, --labels or"),
     (["prepare", "sst2", "--text", "a", "--out", "x"], "not a corpus and --text"),
     (["prepare", "--source", "a", "--out", "x"], "there is no file a"),
     (["prepare", "agrement", "--out", "x"], "did you mean 'agreement'"),
@@ -164,3 +164,24 @@ def test_ctrl_c_says_how_to_go_on(tmp_path):
 def _absolute():
     paths = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+
+
+def test_labelled_text_keeps_its_labels(run, tmp_path):
+    rows = ["review\tverdict", *["fine film\tvery good", "dull\tpas terrible"] * 2]
+    (tmp_path / "a.tsv").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    command = ["prepare", "--labels", tmp_path / "a.tsv", "--out", tmp_path / "store"]
+    code, _, err = run(*command)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "--text-column and --label-column take a name or a number" in err
+    code, out, _ = run(*command, "--text-column", "review", "--label-column", "verdict")
+    assert code == 0
+    assert "labels pas terrible: 2, very good: 2" in out
+    assert "chosen to suit the corpus" in out
+
+
+def test_languages_are_named_or_said_to_be_unknown(run, pair, tmp_path):
+    known = ("--source-lang", "en", "--target-lang", "de")
+    assert "languages: source en, target de" in run("prepare", *pair, *known, "--out", tmp_path / "a")[1]
+    assert "languages: unknown; name them with" in run("prepare", *pair, "--out", tmp_path / "b")[1]
+    code, _, err = run("prepare", "agreement", *known, "--out", tmp_path / "c")
+    assert (code, "go with --source or --tsv, not with a corpus" in err) == (2, True)

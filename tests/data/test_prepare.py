@@ -5,9 +5,10 @@ import pytest
 
 from diffwindow.data import encoding as chunks
 from diffwindow.data import prepare as module
-from diffwindow.data.corpora import plain_text, recipe_of, two_files
+from diffwindow.data.corpora import recipe_of
 from diffwindow.data.integrity import MEMORY
 from diffwindow.data.lines import CorpusError
+from diffwindow.data.own_files import plain_text, two_files
 from diffwindow.data.prepare import estimate, open_or_prepare, prepare
 from diffwindow.data.recipe import Recipe, Source, Vocabulary
 from diffwindow.data.store import Store, is_store

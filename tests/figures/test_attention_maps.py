@@ -29,6 +29,12 @@ def test_panels_show_their_values_with_tokens_on_both_axes():
     assert second.images[0].get_clim() == (0.0, 0.2)
 
 
+def test_control_characters_are_drawn_as_escapes(tmp_path):
+    drawn = attention_figure([Panel("window", np.eye(2))], queries=["a\x05", "b"], keys=["a\x05", "\n"])
+    save_figure(drawn, tmp_path / "a.png")
+    assert [label.get_text() for label in drawn.axes[0].get_xticklabels()] == ["a\\x05", "\\n"]
+
+
 def test_the_frame_holds_its_keys():
     (frame,) = figure().axes[0].patches
     assert (frame.get_x(), frame.get_y(), frame.get_width(), frame.get_height()) == (0.5, 3.5, 4, 1)

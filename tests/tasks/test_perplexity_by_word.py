@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from diffwindow.data.corpora import plain_text
+from diffwindow.data.own_files import plain_text
 from diffwindow.data.prepare import prepare
 from diffwindow.data.recipe import Recipe, Vocabulary
 from diffwindow.models.language_model import LanguageModelConfig

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +20,12 @@ Raw = Annotated[
     typer.Option("--data", envvar="DIFFWINDOW_DATA", help="Folder with the raw files of a known corpus."),
 ]
 File = Path | None
+TextColumn = Annotated[
+    str | None, typer.Option(help="Column of the text, if not `text`; its number if there is no header.")
+]
+LabelColumn = Annotated[
+    str | None, typer.Option(help="Column of the label, if not `label`; its number if there is no header.")
+]
 
 
 def prepare(
@@ -31,14 +39,26 @@ def prepare(
     test_source: Annotated[File, typer.Option(help="The same for testing.")] = None,
     test_target: Annotated[File, typer.Option()] = None,
     tsv: Annotated[File, typer.Option(help="Parallel text as source<TAB>target lines.")] = None,
+    labels: Annotated[
+        File, typer.Option(help="Labelled text: .tsv or .csv with text and label, or JSON lines.")
+    ] = None,
     text: Annotated[File, typer.Option(help="Running text for a language model.")] = None,
-    valid: Annotated[File, typer.Option(help="The same for validation, with --tsv or --text.")] = None,
-    test: Annotated[File, typer.Option(help="The same for testing, with --tsv or --text.")] = None,
-    vocab_size: Annotated[int | None, typer.Option(min=1, help="Size of the vocabulary.")] = None,
+    valid: Annotated[File, typer.Option(help="Validation, with --tsv, --labels or --text.")] = None,
+    test: Annotated[File, typer.Option(help="Testing, with --tsv, --labels or --text.")] = None,
+    text_column: TextColumn = None,
+    label_column: LabelColumn = None,
+    source_lang: Annotated[str | None, typer.Option(help="Language of the source, such as en.")] = None,
+    target_lang: Annotated[str | None, typer.Option(help="Language of the target, such as de.")] = None,
+    vocab_size: Annotated[
+        int | None, typer.Option(min=1, help="Size of the vocabulary; by default it suits the corpus.")
+    ] = None,
     tokenizer: Annotated[File, typer.Option(help="Use this tokenizer.json instead of learning one.")] = None,
     moses: Annotated[
         str | None,
-        typer.Option(metavar="LANG[,LANG]", help="Moses-tokenise first: en, or en,de for both sides."),
+        typer.Option(
+            metavar="LANG[,LANG]",
+            help="Moses-tokenise first: en, or en,de for both sides; auto takes the corpus's languages.",
+        ),
     ] = None,
     rows: Annotated[int | None, typer.Option(min=1, help="Training rows of a generated corpus.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of a generated corpus.")] = 0,
@@ -50,22 +70,21 @@ def prepare(
         bool, typer.Option("--dry-run", help="Estimate size and time; write nothing.")
     ] = False,
 ) -> None:
-    """Turn a corpus into a store: a known one by name, two parallel files, a TSV, or plain text.
+    """Turn a corpus into a store: a known one by name, parallel files, labelled text, or plain text.
 
     Files may be plain, .gz or .xz. The same command resumes an interrupted run.
     """
     from diffwindow.cli.errors import naming_data_option
-    from diffwindow.data.corpora import GENERATED, plain_text, recipe_of, tsv_pairs, two_files
+    from diffwindow.data.corpora import GENERATED, recipe_of
+    from diffwindow.data.own_files import labelled_recipe, plain_text, tsv_pairs, two_files
+    from diffwindow.data.readers import Columns
     from diffwindow.data.recipe import Recipe
 
-    chosen = [
-        name
-        for name, given in [("a corpus", corpus), ("--source", source), ("--tsv", tsv), ("--text", text)]
-        if given
-    ]
+    options = {"a corpus": corpus, "--source": source, "--tsv": tsv, "--labels": labels, "--text": text}
+    chosen = [name for name, given in options.items() if given]
     if len(chosen) != 1:
         raise ValueError(
-            "give one of a corpus, --source with --target, --tsv or --text, "
+            "give one of a corpus, --source with --target, --tsv, --labels or --text, "
             f"not {' and '.join(chosen) or 'none'}"
         )
     sides = {
@@ -75,33 +94,50 @@ def prepare(
     }
     if not source and any(left or right for left, right in sides.values()):
         raise ValueError(f"--target, --valid-… and --test-… go with --source, not with {chosen[0]}")
-    if not (tsv or text) and (valid or test):
-        raise ValueError(f"--valid and --test go with --tsv or --text, not with {chosen[0]}")
+    alone = tsv or labels or text
+    if not alone and (valid or test):
+        raise ValueError(f"--valid and --test go with --tsv, --labels or --text, not with {chosen[0]}")
+    if not labels and (text_column or label_column):
+        raise ValueError(f"--text-column and --label-column go with --labels, not with {chosen[0]}")
+    if (source_lang or target_lang) and not (source or tsv):
+        raise ValueError(f"--source-lang and --target-lang go with --source or --tsv, not with {chosen[0]}")
     if (rows or seed) and corpus not in GENERATED:
         raise ValueError(f"--rows and --seed are for a generated corpus, one of {', '.join(GENERATED)}")
-    if corpus:
-        with naming_data_option():
+    languages = {"source": source_lang, "target": target_lang}
+    with _naming_options(), naming_data_option():
+        if corpus:
             recipe = recipe_of(corpus, data, rows=rows, seed=seed)
-    elif alone := text or tsv:
-        read, task = (plain_text, "lm") if text else (tsv_pairs, "translation")
-        files = {"train": alone, "valid": valid, "test": test}
-        splits = {split: read(_existing(file)) for split, file in files.items() if file}
-        recipe = Recipe(alone.name, task, splits)
-    else:
-        splits = {
-            split: two_files(_existing(left, f"--{split}-source"), _existing(right, f"--{split}-target"))
-            for split, (left, right) in sides.items()
-            if left or right
-        }
-        recipe = Recipe(str(source), "translation", splits)
-    _run(
-        recipe.adjusted(vocab_size=vocab_size, moses=moses),
-        out,
-        tokenizer,
-        workers,
-        skip_bad=skip_bad,
-        dry_run=dry_run,
-    )
+        elif alone:
+            given = {"train": alone, "valid": valid, "test": test}
+            files = {split: _existing(file) for split, file in given.items() if file}
+            if labels:
+                recipe = labelled_recipe(files, Columns(text_column, label_column), skip_bad=skip_bad)
+            else:
+                read, task = (plain_text, "lm") if text else (tsv_pairs, "translation")
+                recipe = Recipe(alone.name, task, {split: read(file) for split, file in files.items()})
+        else:
+            splits = {
+                split: two_files(_existing(left, f"--{split}-source"), _existing(right, f"--{split}-target"))
+                for split, (left, right) in sides.items()
+                if left or right
+            }
+            recipe = Recipe(str(source), "translation", splits)
+        known = {field: language for field, language in languages.items() if language}
+        recipe = recipe.adjusted(vocab_size=vocab_size, moses=moses, languages=known)
+        _run(recipe, out, tokenizer, workers, skip_bad=skip_bad, dry_run=dry_run)
+
+
+@contextmanager
+def _naming_options() -> Iterator[None]:
+    """Name the option that helps where the library says what is wrong."""
+    from diffwindow.data.lines import BadRowError, NoColumnError
+
+    try:
+        yield
+    except BadRowError as error:
+        raise ValueError(f"{error}, or pass --skip-bad to leave such rows out and count them") from None
+    except NoColumnError as error:
+        raise ValueError(f"{error}: --text-column and --label-column take a name or a number") from None
 
 
 def _existing(path: Path | None, option: str = "") -> Path:
@@ -115,7 +151,6 @@ def _existing(path: Path | None, option: str = "") -> Path:
 def _run(
     recipe: Recipe, out: Path, tokenizer: Path | None, workers: int | None, *, skip_bad: bool, dry_run: bool
 ) -> None:
-    from diffwindow.data.lines import BadRowError
     from diffwindow.data.prepare import estimate, usual_workers
     from diffwindow.data.prepare import prepare as run
     from diffwindow.progress import show_progress
@@ -127,14 +162,17 @@ def _run(
             return
         with show_progress() as progress:
             store = run(recipe, out, tokenizer=tokenizer, workers=count, skip_bad=skip_bad, progress=progress)
-    except BadRowError as error:
-        raise ValueError(f"{error}, or pass --skip-bad to leave such rows out and count them") from None
     except KeyboardInterrupt:
         print(f"interrupted; the same command resumes from {out}.partial", file=sys.stderr)
         raise typer.Exit(130) from None
-    print(f"{out}: {store.task}, vocabulary {store.tokenizer.vocab_size:,} ({store.tokenizer.kind})")
+    chosen = not tokenizer and recipe.vocabulary.kind == "bpe" and recipe.vocabulary.size is None
+    reason = ", chosen to suit the corpus; --vocab-size takes another" if chosen else ""
+    print(f"{out}: {store.task}, vocabulary {store.tokenizer.vocab_size:,} ({store.tokenizer.kind}{reason})")
+    if store.task == "translation":
+        known = ", ".join(f"{field} {language}" for field, language in store.languages.items())
+        print(f"  languages: {known or 'unknown; name them with --source-lang and --target-lang'}")
     for split, entry in store.manifest["splits"].items():
-        print(f"  {split}: {_described(entry)}")
+        print(f"  {split}: {_described(entry, store.labels)}")
 
 
 def _show_estimate(expected: Estimate, workers: int) -> None:
@@ -143,15 +181,26 @@ def _show_estimate(expected: Estimate, workers: int) -> None:
     print(f"about {rows} rows, {size}, {_duration(expected.seconds)} with {workers} workers")
 
 
-def _described(entry: dict[str, Any]) -> str:
+def _described(entry: dict[str, Any], names: Sequence[str]) -> str:
     tokens = ", ".join(f"{field} {count:,} tokens" for field, count in entry["tokens"].items())
     found = entry["found"]
-    labels = "".join(f", label {label}: {count:,}" for label, count in found["labels"].items())
+    counts = [f"{names[int(label)]}: {count:,}" for label, count in found["labels"].items()]
+    labels = f", labels {', '.join(shortened_list(counts))}" if counts else ""
     skipped = "".join(
         f"; skipped {count:,}: {problem} (first: {found['first_skipped'][problem]})"
         for problem, count in found["skipped"].items()
     )
     return f"{entry['rows']:,} rows, {tokens}{labels}{skipped}"
+
+
+def shortened_list(items: Sequence[str], limit: int = 20) -> list[str]:
+    """Return the first items of a long list, and how many more there are.
+
+    >>> shortened_list(["a", "b", "c"], limit=2)
+    ['a', 'b', '1 more']
+    """
+    more = [f"{len(items) - limit:,} more"] if len(items) > limit else []
+    return [*items[:limit], *more]
 
 
 def _duration(seconds: float) -> str:

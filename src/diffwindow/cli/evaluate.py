@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from diffwindow.cli.data import File, LabelColumn, TextColumn
 from diffwindow.cli.errors import check_folder, interruptible
 
 if TYPE_CHECKING:
@@ -27,9 +29,26 @@ Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …; auto takes a 
 
 
 def evaluate(
-    run: RunFolder,
-    data: Annotated[Path | None, typer.Option(help="A prepared corpus; that of the run by default.")] = None,
+    run: Annotated[
+        Path | None, typer.Argument(metavar="[RUN]", help="A run folder, or a model folder.")
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="A prepared corpus or a folder with its raw files; that of the run by default."),
+    ] = None,
     split: Annotated[str, typer.Option(help="Which part of the corpus.")] = "test",
+    source: Annotated[File, typer.Option(help="New sentences to translate, with --reference.")] = None,
+    reference: Annotated[File, typer.Option(help="Their translations by people.")] = None,
+    labels: Annotated[File, typer.Option(help="New labelled text: .tsv, .csv or JSON lines.")] = None,
+    text: Annotated[File, typer.Option(help="New text for a language model.")] = None,
+    hypothesis: Annotated[
+        File, typer.Option(help="Translations by any system, with --reference and without a run.")
+    ] = None,
+    target_lang: Annotated[
+        str | None, typer.Option(help="Language of the translations, if the corpus does not know it.")
+    ] = None,
+    text_column: TextColumn = None,
+    label_column: LabelColumn = None,
     against: Annotated[
         Path | None, typer.Option(metavar="RUN", help="Another run, compared on the same examples.")
     ] = None,
@@ -43,19 +62,42 @@ def evaluate(
     Two runs are compared by sacreBLEU's paired bootstrap (translation) or McNemar's exact test (labels).
     Several processes share the work: torchrun --nproc-per-node 2 -m diffwindow evaluate …
     """
+    if hypothesis:
+        if run or source or labels or text or data or not reference:
+            raise ValueError("--hypothesis goes with --reference and --target-lang alone, without a run")
+        _score_files(hypothesis, reference, target_lang, as_json=as_json)
+        return
+    if run is None:
+        raise ValueError("give the folder of a run, or --hypothesis with --reference")
+    if (source is None) != (reference is None):
+        raise ValueError("--source and --reference go together: new sentences and their translations")
+    given = {"--data": data, "--source": source, "--labels": labels, "--text": text}
+    chosen = [name for name, path in given.items() if path]
+    if len(chosen) > 1:
+        raise ValueError(f"{' and '.join(chosen)} are two test sets; give one")
     for folder in (run, against) if against else (run,):
         check_folder(folder)
+    from diffwindow.cli.scores import as_text
+    from diffwindow.data.readers import Columns
+    from diffwindow.data.store import is_store
     from diffwindow.evaluation.evaluate import compare
     from diffwindow.evaluation.evaluate import evaluate as evaluated
+    from diffwindow.evaluation.new_files import SPLIT, NewFiles, new_store
     from diffwindow.files import to_json
     from diffwindow.progress import show_progress
     from diffwindow.sharing import sharing
     from diffwindow.training.distributed import connected
 
+    raw = data if data and not is_store(data) else None
+    new = NewFiles(source, reference, labels, text, raw, Columns(text_column, label_column))
+    split = SPLIT if new.paths and not raw else split
+
     def opened(folder: Path, stage: str) -> tuple[Trained, Callable[[], Evaluation]]:
         """Open everything first, so that a mistake in either run is reported before one is scored."""
-        trained = open_trained(folder, device)
-        task = trained.task(store)
+        trained = open_trained(folder, device, target_lang)
+        # each run reads new files with its own tokenizer; a store has one tokenizer
+        own = store if store is not None else stack.enter_context(new_store(trained, new, split))
+        task = trained.task(own)
         search = search_of(folder, beam=beam, length_penalty=length_penalty)
 
         def report(done: int, total: int) -> None:
@@ -68,18 +110,20 @@ def evaluate(
         connected("cpu") as world,
         sharing(),
         show_progress(wanted=world.main) as progress,
+        ExitStack() as stack,
     ):
         with world.together():
-            store = open_store(run, data)
-            # hashed here, so that damaged files stop all processes
-            store.split(split)
+            store = None if new.paths else open_store(run, data)
+            if store is not None:
+                # hashed here, so that damaged files stop all processes
+                store.split(split)
             trained, score = opened(run, "translating")
             second = opened(against, "translating the other") if against else None
         found = score()
         report: dict[str, Any] = {
             "run": str(run),
-            "corpus": str(store.folder),
-            "split": split,
+            "corpus": ", ".join(map(str, [store.folder] if store is not None else new.paths)),
+            "split": None if store is None else split,
             "attention": trained.model.config.attention,
             "parameters": sum(parameter.numel() for parameter in trained.model.parameters()),
             "metrics": found.metrics,
@@ -97,8 +141,30 @@ def evaluate(
         print(to_json(report, indent=2) if as_json else "\n".join(as_text(report)))
 
 
-def open_trained(folder: Path, device: str) -> Trained:
-    """Open the model of a run folder or a model folder, on a device."""
+def _score_files(hypothesis: Path, reference: Path, language: str | None, *, as_json: bool) -> None:
+    """Score the translations of any system against references, line by line."""
+    from diffwindow.cli.scores import metric_lines
+    from diffwindow.data.lines import Audit, text_lines
+    from diffwindow.data.recipe import check_language
+    from diffwindow.evaluation.evaluate import score_texts
+    from diffwindow.files import to_json
+
+    if language:
+        check_language(language, "target")
+    texts = [[line for _, line in text_lines(path, Audit())] for path in (hypothesis, reference)]
+    if not texts[0] or len(texts[0]) != len(texts[1]):
+        raise ValueError(
+            f"{hypothesis} has {len(texts[0]):,} lines and {reference} has {len(texts[1]):,}; "
+            "each translation needs its reference"
+        )
+    metrics = score_texts(*texts, language=language) | {"sentences": len(texts[0])}
+    report = {"hypothesis": str(hypothesis), "reference": str(reference), "metrics": metrics}
+    lines = [f"{hypothesis} against {reference}", *metric_lines(metrics)]
+    print(to_json(report, indent=2) if as_json else "\n".join(lines))
+
+
+def open_trained(folder: Path, device: str, target_lang: str | None = None) -> Trained:
+    """Open the model of a run folder or a model folder, on a device; `target_lang` changes its record."""
     import torch
 
     from diffwindow.tasks.trained_model import Trained
@@ -106,6 +172,8 @@ def open_trained(folder: Path, device: str) -> Trained:
     if device == "auto":
         device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
     trained = Trained.load(folder)
+    if target_lang:
+        trained = trained.with_language("target", target_lang)
     try:
         trained.model.to(device)
     except (RuntimeError, AssertionError) as error:
@@ -136,79 +204,3 @@ def search_of(run: Path, *, beam: int | None, length_penalty: float | None) -> S
         beam=own.beam if beam is None else beam,
         length_penalty=own.length_penalty if length_penalty is None else length_penalty,
     )
-
-
-# the length of a text, and the distance from subject to verb
-RANGES = {"by_length": "length", "by_distance": "distance"}
-
-
-def as_text(report: dict[str, Any]) -> Iterator[str]:
-    """Yield the lines of a report."""
-    model = f"{report['attention']}, {report['parameters']:,} parameters"
-    yield f"{report['run']}: {model}, split {report['split']}"
-    yield from _metrics(report["metrics"])
-    if "against" in report:
-        other = report["against"]
-        yield f"{other['run']}: {other['attention']}"
-        yield from _metrics(other["metrics"])
-        yield "difference, first minus second"
-        for name, values in other["comparison"].items():
-            # accuracies are fractions, and shown in per cent
-            points = 100 if name == "accuracy" else 1
-            shown = {key: points * value if key == "difference" else value for key, value in values.items()}
-            figures = ", ".join(_figure(key, value) for key, value in shown.items() if key != "signature")
-            yield f"  {name:20} {figures}{_signature(values)}"
-
-
-def _metrics(metrics: dict[str, Any]) -> Iterator[str]:
-    for name, value in metrics.items():
-        if name == "by_attractors":
-            for count, group in value.items():
-                known = "unknown number of" if count == "-1" else count
-                noun = "attractor" if count == "1" else "attractors"
-                yield f"  {f'with {known} {noun}':20} {_accuracy(group)}"
-        elif name in RANGES:
-            for tokens, group in value.items():
-                yield f"  {f'{RANGES[name]} {tokens}':20} {_accuracy(group)}"
-        elif name == "windows":
-            for fit in value:
-                yield f"  {'layer ' + str(fit['layer']):20} {_window(fit)}"
-        elif isinstance(value, dict) and "low" in value:
-            yield f"  {name:20} {_accuracy(value)}"
-        elif isinstance(value, dict):
-            yield f"  {name:20} {value['value']:.2f}{_signature(value)}"
-        else:
-            yield f"  {name:20} {value:,}" if isinstance(value, int) else f"  {name:20} {value:.4f}"
-
-
-def _accuracy(group: dict[str, Any]) -> str:
-    interval = f"{100 * group['low']:.2f}-{100 * group['high']:.2f}"
-    counts = f"{group['correct']:,} of {group['total']:,}"
-    return f"{100 * group['value']:6.2f} % (95 % interval {interval}; {counts})"
-
-
-def _window(fit: dict[str, Any]) -> str:
-    inside = f"attention inside the gold window {fit['attention_inside']:.3f}"
-    chance = f"uniform attention {fit['chance']:.3f}"
-    if fit["overlap"] is None:
-        return f"{inside} ({chance})"
-    return f"{inside}, window overlap {fit['overlap']:.3f}, best head {fit['best_head']:.3f} ({chance})"
-
-
-def shown_p(p: float) -> str:
-    """Return a p-value as text, with a bound if it is tiny.
-
-    >>> shown_p(0.16), shown_p(1e-9)
-    ('0.160', '<0.001')
-    """
-    return f"{p:.3f}" if p >= 0.001 else "<0.001"
-
-
-def _figure(key: str, value: float) -> str:
-    if key == "p":
-        return f"p {shown_p(value)}"
-    return f"{key} {value:+.2f}" if key == "difference" else f"{key} {value:.4f}"
-
-
-def _signature(value: dict[str, Any]) -> str:
-    return f"  [{value['signature']}]" if "signature" in value else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -54,11 +55,15 @@ def train(
     """
     _check_words(preset, overrides or [], data=data, start=start)
     from diffwindow.cli.errors import training_errors
+    from diffwindow.tasks.presets import chosen
+    from diffwindow.tasks.sizes import TASKS_BY_PRESET
     from diffwindow.training.overrides import resolve
     from diffwindow.training.run_folder import CONFIG
     from diffwindow.training.train import train as run
 
     values: dict[str, Any] = {"attention": attention, "train.seed": seed}
+    if data is None and preset in TASKS_BY_PRESET and (known := os.environ.get("DIFFWINDOW_DATA")):
+        data = Path(known)
     values["data.path"] = str(data.resolve()) if data else None
     values["start"] = str(start.resolve()) if start else None
     values["train.accumulate"] = _per_process(virtual_gpus) if virtual_gpus else None
@@ -67,6 +72,8 @@ def train(
     )
     if config.data.path is None and (path := os.environ.get("DIFFWINDOW_DATA")):
         config = config.with_data(path)
+    if preset in TASKS_BY_PRESET and config.data.path and os.environ.get("RANK", "0") == "0":
+        print(chosen(preset, Path(config.data.path)), file=sys.stderr)
     is_run = (Path(preset) / CONFIG).is_file()
     folder = Path(preset) if is_run else default_folder(config.name, config.attention, config.train.seed)
     with training_errors():
@@ -77,17 +84,20 @@ def _check_words(preset: str, overrides: list[str], *, data: Path | None, start:
     """Raise for a mistake that shows without torch, which takes seconds to import."""
     from diffwindow.data.corpora import CORPORA
     from diffwindow.spelling import did_you_mean
+    from diffwindow.tasks.sizes import TASKS_BY_PRESET
     from diffwindow.training.config import split_override
+
+    presets = (*CORPORA, *TASKS_BY_PRESET)
 
     for override in overrides:
         split_override(override)
     for option, folder in (("--data", data), ("--from", start)):
         if folder is not None and not folder.exists():
             raise ValueError(f"{option} {folder}: there is no such folder")
-    if not preset.endswith((".yaml", ".yml")) and not Path(preset).is_dir() and preset not in CORPORA:
+    if not preset.endswith((".yaml", ".yml")) and not Path(preset).is_dir() and preset not in presets:
         raise ValueError(
             f"preset={preset!r} is neither a preset, nor a YAML file, nor a run folder; "
-            f"{did_you_mean(preset, CORPORA)}"
+            f"{did_you_mean(preset, presets)}"
         )
 
 
@@ -137,8 +147,11 @@ def list_all() -> None:
 
 def _list_presets() -> None:
     from diffwindow.tasks.presets import NAMES
+    from diffwindow.tasks.sizes import TASKS_BY_PRESET
     from diffwindow.training.overrides import resolve
 
+    for name, task in TASKS_BY_PRESET.items():
+        print(f"{name:16} {task:14} your own data: sizes suit the prepared corpus of --data")
     for name in NAMES:
         config = resolve(name)
         batches = f"{config.train.accumulate} x " if config.train.accumulate > 1 else ""

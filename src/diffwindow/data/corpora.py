@@ -12,26 +12,11 @@ from pathlib import Path
 
 from diffwindow.data import readers
 from diffwindow.data.lines import CorpusError, NoFolderError, Row
-from diffwindow.data.recipe import Corpus, Files, Hub, Recipe, Settings, Source, Vocabulary, source_of
+from diffwindow.data.recipe import Corpus, Files, Hub, Recipe, Settings, Vocabulary
 from diffwindow.data.synthetic import Part, agreement, reorder
 from diffwindow.spelling import did_you_mean
 
 GENERATED_ROWS = 20_000
-
-
-def two_files(source: Path, target: Path) -> Source:
-    """Read two line-aligned files."""
-    return source_of(readers.parallel_files, (source,), (target,))
-
-
-def tsv_pairs(path: Path) -> Source:
-    """Read `source<TAB>target` lines."""
-    return source_of(readers.parallel_tsv, (path,))
-
-
-def plain_text(*paths: Path) -> Source:
-    """Read running text; blank lines are kept."""
-    return source_of(_RUNNING_TEXT, paths)
 
 
 def one_line(text: str) -> str:
@@ -61,6 +46,8 @@ def _divided(
 _RUNNING_TEXT = partial(readers.text, blank="keep")
 _SENTENCES = partial(readers.text, blank="error")
 _RESEARCH = "no licence stated; for research"
+_POLARITY = ("negative", "positive")
+_FIVE_GRADES = ("very negative", "negative", "neutral", "positive", "very positive")
 _BPE_8K = Vocabulary("bpe", 8_192)
 _OFFICIAL = {"train": "train", "valid": "validation", "test": "test"}
 
@@ -176,6 +163,7 @@ def _sst(name: str, use: str, size: str, labels: readers.SentimentLabels, *, phr
             "valid": tree("dev", phrases=False),
             "test": tree("test", phrases=False),
         },
+        labels=_POLARITY if labels == "binary" else _FIVE_GRADES,
         preset={"train": {"max_updates": 3_000}},
     )
 
@@ -193,6 +181,7 @@ def _sst2_glue() -> Corpus:
             split: Files(readers.glue, (f"sst2-glue/{name}.tsv", f"SST-2/{name}.tsv", f"{name}.tsv"))
             for split, name in {"train": "train", "valid": "dev"}.items()
         },
+        labels=_POLARITY,
         hub=Hub(
             "nyu-mll/glue",
             "sst2",
@@ -219,6 +208,7 @@ def _imdb() -> Corpus:
         licence=_RESEARCH,
         origin="https://ai.stanford.edu/~amaas/data/sentiment/",
         splits={**divided, "test": Files(readers.imdb, names("test"))},
+        labels=_POLARITY,
         hub=Hub(
             "stanfordnlp/imdb",
             None,
@@ -281,6 +271,7 @@ _ALL = (
         size="20,000 sentences",
         licence="generated",
         origin="here",
+        labels=("singular", "plural"),
         generate=_agreement,
         preset={
             "train": {"max_updates": 1_000, "lr": 2e-3, "warmup": 100, "valid_every": 100, "save_every": 100}
@@ -294,6 +285,8 @@ _ALL = (
         size="20,000 pairs",
         licence="generated",
         origin="here",
+        # both are written as English is: words between spaces, a full stop at the end
+        languages={"source": "en", "target": "en"},
         generate=_reorder,
         preset={
             "model": {
@@ -340,6 +333,7 @@ _ALL = (
             valid=range(90, 100),
             test=range(100, 1000),
         ),
+        labels=("singular", "plural"),
         preset=_SVA,
     ),
     Corpus(
@@ -357,6 +351,7 @@ _ALL = (
             split: Files(partial(readers.agreement_subset, split=name), (f"sva/{_SUBSET}", _SUBSET))
             for split, name in {"train": "train", "valid": "dev", "test": "test"}.items()
         },
+        labels=("singular", "plural"),
         preset=_SVA,
     ),
     Corpus(

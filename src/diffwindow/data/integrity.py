@@ -48,6 +48,8 @@ class _Tokenizer(BaseModel):
 class _Settings(BaseModel):
     corpus: str
     moses: dict[str, str]
+    languages: dict[str, str] = {}
+    labels: list[str] = []
 
 
 class _Manifest(BaseModel):

@@ -25,6 +25,10 @@ class NoFolderError(CorpusError):
     """A corpus made from files, but no folder to find them in."""
 
 
+class NoColumnError(CorpusError):
+    """A table without the columns that are looked for."""
+
+
 class BadRowError(CorpusError):
     """A bad row that `skip_bad` would leave out."""
 

@@ -15,7 +15,13 @@ from diffwindow.data.lines import Audit, CorpusError, Row
 from diffwindow.data.recipe import Recipe, Source
 from diffwindow.data.store import TASKS, Store
 from diffwindow.data.tokenizer import Tokenizer, token_dtype
-from diffwindow.data.vocabulary import TRAINING_CHARACTERS, texts_of, train_vocabulary, trained
+from diffwindow.data.vocabulary import (
+    TRAINING_CHARACTERS,
+    texts_of,
+    train_vocabulary,
+    trained,
+    with_vocabulary_size,
+)
 from diffwindow.data.writer import Chunk, PartialStore, SplitWriter
 from diffwindow.files import sha256_of
 from diffwindow.progress import SILENT, Progress
@@ -40,6 +46,8 @@ def prepare(
     if tokenizer:
         # fail early if it cannot be read
         Tokenizer.load(tokenizer)
+    else:
+        recipe = with_vocabulary_size(recipe)
     given = sha256_of(tokenizer) if tokenizer else None
     inputs = recipe.inputs()
     fingerprint = {"settings": recipe.settings(), "inputs": inputs, "tokenizer": given, "skip_bad": skip_bad}
@@ -160,6 +168,7 @@ class Estimate:
 
 def estimate(recipe: Recipe, *, workers: int = 1, skip_bad: bool = False, sample: int = 10_000) -> Estimate:
     """Encode a sample of each split with a vocabulary learned from it, and scale up; nothing is kept."""
+    recipe = with_vocabulary_size(recipe)
     rows: dict[str, int] = {}
     size = seconds = 0.0
     with tempfile.TemporaryDirectory() as folder:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import csv
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import Literal
 
 from diffwindow.data.lines import (
     MAX_LINE,
+    SUFFIXES,
     Audit,
     CorpusError,
+    NoColumnError,
     Row,
     decoded,
     headed_rows,
@@ -77,6 +82,129 @@ def _labelled(text: str, label: str, path: Path, number: int, audit: Audit) -> I
         audit.bad(path, number, "empty text")
     else:
         yield {"text": text, "label": int(label)}
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns of labelled text, by name or, without a header, by number; None: by the usual names."""
+
+    text: str | None = None
+    label: str | None = None
+
+
+ANY_COLUMNS = Columns()
+USUAL_COLUMNS = {"text": ("text", "sentence"), "label": ("label",)}
+
+
+def labelled(path: Path, audit: Audit, *, columns: Columns, labels: Mapping[str, int]) -> Iterator[Row]:
+    """Yield {text, label} of a TSV, CSV or JSON-lines file, the label as its number."""
+    for number, text, label in labelled_cells(path, audit, columns):
+        if label in labels:
+            yield {"text": text, "label": labels[label]}
+        else:
+            audit.bad(path, number, "a label that does not occur in training", repr(label))
+
+
+def labelled_cells(path: Path, audit: Audit, columns: Columns) -> Iterator[tuple[int, str, str]]:
+    """Yield (line number, text, label) of a file whose name ends as TSV, CSV or JSON lines do.
+
+    A header that names the columns is recognised; without one, the text comes first, then the label.
+    """
+    suffix = next((end for end in reversed(path.suffixes) if end not in SUFFIXES), "").lower()
+    if suffix in {".jsonl", ".ndjson", ".json"}:
+        rows = _json_cells(path, audit, columns)
+    else:
+        rows = _table_cells(path, audit, columns, _csv_rows if suffix == ".csv" else _tsv_rows)
+    for number, text, label in rows:
+        if not label.strip():
+            audit.bad(path, number, "missing label")
+        elif not text.strip():
+            audit.bad(path, number, "empty text")
+        else:
+            yield number, text, label.strip()
+
+
+def _table_cells(
+    path: Path, audit: Audit, columns: Columns, read: Callable[[Path, Audit], Iterator[tuple[int, list[str]]]]
+) -> Iterator[tuple[int, str, str]]:
+    places: tuple[int, int] = (0, 1)
+    width = 2
+    for row, (number, cells) in enumerate(read(path, audit)):
+        if row == 0:
+            header = [cell.strip() for cell in cells]
+            text, label = _column(header, "text", columns.text), _column(header, "label", columns.label)
+            if text is not None and label is not None:
+                width, places = len(header), (text, label)
+                continue
+            if (numbers := _positions(columns, len(header))) is not None:
+                width, places = len(header), numbers
+            elif columns != ANY_COLUMNS or len(header) != width:
+                wanted = " and ".join((columns.text or "text", columns.label or "label"))
+                raise NoColumnError(
+                    f"{path}, line {number}: there are no columns {wanted}, but {', '.join(header)}; "
+                    "name those of text and label"
+                )
+        if len(cells) == width:
+            yield number, cells[places[0]], cells[places[1]]
+        else:
+            audit.bad(path, number, "wrong number of columns", f"{len(cells)} instead of {width}")
+
+
+def _positions(columns: Columns, width: int) -> tuple[int, int] | None:
+    """Return the places of columns that are given by number, from 1, in a file without a header."""
+    given = (columns.text or "", columns.label or "")
+    if not all(name.isascii() and name.isdigit() and 1 <= int(name) <= width for name in given):
+        return None
+    return int(given[0]) - 1, int(given[1]) - 1
+
+
+def _column(header: list[str], kind: str, name: str | None) -> int | None:
+    """Return the place of a named column, or of one with a usual name."""
+    if name is not None:
+        return header.index(name) if name in header else None
+    usual = [place for place, cell in enumerate(header) if cell.lower() in USUAL_COLUMNS[kind]]
+    return usual[0] if usual else None
+
+
+def _tsv_rows(path: Path, audit: Audit) -> Iterator[tuple[int, list[str]]]:
+    return ((number, line.split("\t")) for number, line in text_lines(path, audit))
+
+
+def _csv_rows(path: Path, audit: Audit) -> Iterator[tuple[int, list[str]]]:
+    rows = csv.reader((f"{line}\n" for _, line in text_lines(path, audit)), strict=True)
+    while True:
+        try:
+            cells = next(rows)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            audit.bad(path, rows.line_num, "not CSV", str(error))
+            continue
+        if cells:
+            yield rows.line_num, cells
+
+
+def _json_cells(path: Path, audit: Audit, columns: Columns) -> Iterator[tuple[int, str, str]]:
+    for number, line in text_lines(path, audit):
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            audit.bad(path, number, "not JSON", str(error))
+            continue
+        if not isinstance(row, dict):
+            audit.bad(path, number, "not a JSON object", 'a line has the form {"text": …, "label": …}')
+            continue
+        names = list(row)
+        text, label = _column(names, "text", columns.text), _column(names, "label", columns.label)
+        values = [None if place is None else row[names[place]] for place in (text, label)]
+        if not isinstance(values[0], str):
+            audit.bad(path, number, "missing text", f"it has {', '.join(names) or 'nothing'}")
+        elif isinstance(values[1], str | int | None):
+            # true and false as JSON writes them
+            shown = json.dumps(values[1]) if isinstance(values[1], bool) else values[1]
+            yield number, values[0], "" if shown is None else str(shown)
+        else:
+            audit.bad(path, number, "the label is not a text or a whole number", json.dumps(values[1])[:40])
 
 
 def glue(path: Path, audit: Audit) -> Iterator[Row]:

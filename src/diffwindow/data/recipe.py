@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -23,10 +24,13 @@ Settings = dict[str, Any]
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The kind of tokenizer and its size; None keeps every word, `about` so many."""
+    """The kind of tokenizer and its size.
+
+    Without a size, BPE gets one that suits the corpus, and a vocabulary of words keeps all, `about` so many.
+    """
 
     kind: Kind = "bpe"
-    size: int | None = 32_768
+    size: int | None = None
     about: int | None = None
 
     @property
@@ -87,7 +91,8 @@ class Recipe:
     """Everything that decides what a store holds.
 
     `variant` names what the files do not show: seed and number of generated rows, the share of rows kept.
-    `moses` and `languages` are by text field: what is Moses-tokenised, and what language is known.
+    `moses` and `languages` are by text field: what is Moses-tokenised, and what language is known. `labels`
+    names the classes by number.
     """
 
     name: str
@@ -96,21 +101,35 @@ class Recipe:
     vocabulary: Vocabulary = field(default_factory=Vocabulary)
     moses: dict[str, str] = field(default_factory=dict)
     languages: dict[str, str] = field(default_factory=dict)
+    labels: tuple[str, ...] = ()
     variant: dict[str, int] = field(default_factory=dict)
 
-    def adjusted(self, *, vocab_size: int | None, moses: str | None) -> Recipe:
-        """Return the recipe with another vocabulary size, and Moses languages by text field (`en,de`)."""
+    def adjusted(
+        self,
+        *,
+        vocab_size: int | None = None,
+        moses: str | None = None,
+        languages: dict[str, str] | None = None,
+    ) -> Recipe:
+        """Return the recipe with another vocabulary size, languages, and what Moses tokenises.
+
+        `moses` has a language per text field (`en,de`), or is `auto`: those of `languages`.
+        """
         size = self.vocabulary.size if vocab_size is None else vocab_size
-        fields = TASKS[self.task]
-        languages = moses.split(",") if moses else []
-        if languages and len(languages) != len(fields):
-            raise ValueError(
-                f"moses={moses} names {len(languages)} languages for the fields {', '.join(fields)}"
-            )
+        known, fields = self.languages | (languages or {}), TASKS[self.task]
+        if moses == "auto" and (missing := [name for name in fields if name not in known]):
+            raise ValueError(f"moses=auto needs the language of {' and '.join(missing)}, which is unknown")
+        named = [known[name] for name in fields] if moses == "auto" else moses.split(",") if moses else []
+        if named and len(named) != len(fields):
+            raise ValueError(f"moses={moses} names {len(named)} languages for the fields {', '.join(fields)}")
+        tokenised = dict(zip(fields, named, strict=True)) if named else self.moses
+        for name, language in (known | tokenised).items():
+            check_language(language, name)
         return replace(
             self,
             vocabulary=replace(self.vocabulary, size=size),
-            moses=dict(zip(fields, languages, strict=False)) if languages else self.moses,
+            moses=tokenised,
+            languages=tokenised | known,
         )
 
     def settings(self) -> dict[str, Any]:
@@ -120,6 +139,7 @@ class Recipe:
             "vocabulary": {"kind": self.vocabulary.kind, "size": self.vocabulary.size},
             "moses": self.moses,
             "languages": self.languages,
+            "labels": list(self.labels),
             "variant": self.variant,
         }
 
@@ -170,6 +190,7 @@ class Corpus:
     origin: str
     splits: dict[str, Files] = field(default_factory=dict)
     languages: dict[str, str] = field(default_factory=dict)
+    labels: tuple[str, ...] = ()
     hub: Hub | None = None
     preset: Settings = field(default_factory=dict)
     generate: Callable[[int, int, Part], Iterator[Row]] | None = None
@@ -193,7 +214,12 @@ class Corpus:
             except CorpusError:
                 if not files.optional:
                     raise
-        return Recipe(self.name, self.task, splits, self.vocabulary, languages=self.languages)
+        return self._recipe(splits)
+
+    def _recipe(self, splits: dict[str, Source]) -> Recipe:
+        return Recipe(
+            self.name, self.task, splits, self.vocabulary, languages=self.languages, labels=self.labels
+        )
 
     def _source(self, root: Path, files: Files) -> Source:
         sides = [
@@ -215,7 +241,7 @@ class Corpus:
         tenth = max(1, rows // 10)
         parts: tuple[tuple[Part, int], ...] = (("train", rows), ("valid", tenth), ("test", tenth))
         splits: dict[str, Source] = {part: source(part, size) for part, size in parts}
-        return Recipe(self.name, self.task, splits, self.vocabulary, variant={"seed": seed, "rows": rows})
+        return replace(self._recipe(splits), variant={"seed": seed, "rows": rows})
 
 
 def source_of(reader: Callable[..., Iterator[Row]], *sides: tuple[Path, ...]) -> Source:
@@ -225,6 +251,12 @@ def source_of(reader: Callable[..., Iterator[Row]], *sides: tuple[Path, ...]) ->
         return chain.from_iterable(reader(*files, audit) for files in zip(*sides, strict=True))
 
     return Source(read, tuple(chain.from_iterable(sides)))
+
+
+def check_language(language: str, field: str) -> None:
+    """Raise unless a language is a code of two or three letters."""
+    if not re.fullmatch(r"[a-z]{2,3}", language):
+        raise ValueError(f"the language {language!r} of the {field} is not a code such as en, de or zh")
 
 
 def _file(path: Path) -> dict[str, Any]:

@@ -133,6 +133,20 @@ class Store:
         """`translation`, `classification` or `lm`."""
         return str(self.manifest["task"])
 
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of the classes by number; numerals in a store that names none."""
+        settings: dict[str, Any] = self.manifest["settings"]
+        numbers = [int(n) for entry in self.manifest["splits"].values() for n in entry["found"]["labels"]]
+        names = settings.get("labels") or map(str, range(max(numbers, default=-1) + 1))
+        return tuple(names)
+
+    @property
+    def languages(self) -> dict[str, str]:
+        """The known languages by text field; Moses's, where a store is older than this record."""
+        settings: dict[str, Any] = self.manifest["settings"]
+        return dict(settings["moses"] | settings.get("languages", {}))
+
     def __len__(self) -> int:
         return sum(map(len, self.splits.values()))
 

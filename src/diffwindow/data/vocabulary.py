@@ -6,6 +6,7 @@ import ctypes
 import math
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 
 from diffwindow.data.encoding import CHUNK_ROWS
 from diffwindow.data.lines import Audit, Row
@@ -17,6 +18,35 @@ from diffwindow.progress import SILENT, Progress
 # a vocabulary is learned from this much text, spread over the corpus: learning takes some 2 kB of memory for
 # each distinct word, and more text adds rare words only
 TRAINING_CHARACTERS = 50_000_000
+
+
+# subwords that suit a training text of fewer words than this; above all, 32,768
+SIZES = ((50_000, 1_024), (300_000, 4_096), (3_000_000, 8_192), (30_000_000, 16_384))
+
+
+def suitable_size(words: int) -> int:
+    """Return how many subwords suit a text: enough to be short, few enough for each to occur often.
+
+    >>> suitable_size(700_000)
+    8192
+    """
+    return next((size for limit, size in SIZES if words < limit), 32_768)
+
+
+def estimated_words(recipe: Recipe) -> int:
+    """Estimate the words of the first split, over all text fields."""
+    source = next(iter(recipe.splits.values()))
+    first, total = source.estimated_rows(Audit(skip_bad=True), sample=CHUNK_ROWS)
+    words = sum(len(text.split()) for text in texts_of(iter(first), recipe))
+    return round(words * total / max(1, len(first)))
+
+
+def with_vocabulary_size(recipe: Recipe) -> Recipe:
+    """Return a recipe with a number of subwords that suits its corpus, unless it has one."""
+    vocabulary = recipe.vocabulary
+    if vocabulary.kind == "words" or vocabulary.size is not None:
+        return recipe
+    return replace(recipe, vocabulary=replace(vocabulary, size=suitable_size(estimated_words(recipe))))
 
 
 def train_vocabulary(recipe: Recipe, *, skip_bad: bool, progress: Progress = SILENT) -> Tokenizer:

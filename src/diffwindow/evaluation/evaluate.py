@@ -1,6 +1,6 @@
 """Evaluate a trained model on a split: metrics, and what is needed to compare them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, cast
 
@@ -21,7 +21,7 @@ from diffwindow.special_tokens import EOS, UNK
 from diffwindow.tasks.classification import Classification
 from diffwindow.tasks.language_modeling import LanguageModeling
 from diffwindow.tasks.registry import AnyTask
-from diffwindow.tasks.trained_model import Trained, target_language
+from diffwindow.tasks.trained_model import Trained
 from diffwindow.tasks.translation import Translation
 
 
@@ -34,7 +34,7 @@ class Evaluation:
     right: NDArray[np.bool_] | None = None
     hypotheses: list[str] = field(default_factory=list)
     references: list[str] = field(default_factory=list)
-    language: str = "en"
+    language: str | None = None
 
 
 def evaluate(
@@ -55,14 +55,13 @@ def _translation(
     sources = [rows.sequences["source"][index][:-1].tolist() for index in range(len(rows))]
     targets = [rows.sequences["target"][index] for index in range(len(rows))]
     found = translate(cast(Translator, trained.model), tokenizer, sources, search, progress=progress)
-    language = target_language(trained.corpus, trained.moses)
-    plain: Callable[[str], str] = moses_detokenizer(language) if "target" in trained.moses else str
+    language, moses = trained.record.languages.get("target"), trained.moses.get("target")
+    plain: Callable[[str], str] = moses_detokenizer(moses) if moses else str
     hypotheses = [plain(best[0].text) for best in found]
     references = [plain(tokenizer.decode(target.tolist())) for target in targets]
-    scores = translation_scores(hypotheses, references, language=language)
     quick = task.validate(trained.model, split)
     metrics = {
-        **{name: asdict(score) for name, score in scores.items()},
+        **score_texts(hypotheses, references, language=language),
         "perplexity_by_token": quick["perplexity"],
         "sentences": len(hypotheses),
         "in_pieces": sum(best[0].pieces > 1 for best in found),
@@ -73,6 +72,15 @@ def _translation(
     return Evaluation(metrics, terms, hypotheses=hypotheses, references=references, language=language)
 
 
+def score_texts(
+    hypotheses: Sequence[str], references: Sequence[str], *, language: str | None
+) -> dict[str, Any]:
+    """Return the metrics of translations from any system as plain data; say so if the language is unknown."""
+    scores = translation_scores(hypotheses, references, language=language)
+    unknown = {} if language else {"target_language": "unknown"}
+    return {**{name: asdict(score) for name, score in scores.items()}, **unknown}
+
+
 def _classification(trained: Trained, task: Classification, split: str) -> Evaluation:
     found, columns = task.predict(trained.model, split), task.store.split(split).columns
     right = found.labels == task.gold(split)
@@ -80,6 +88,9 @@ def _classification(trained: Trained, task: Classification, split: str) -> Evalu
         "accuracy": asdict(accuracy(int(right.sum()), len(right))),
         "loss": float(found.nll.mean()),
     }
+    if task.store.manifest["settings"].get("labels"):
+        gold, names = task.gold(split), task.store.labels
+        metrics["by_label"] = {names[n]: asdict(group) for n, group in accuracy_by(right, gold).items()}
     metrics["by_length"] = _by_size(right, task.lengths(split)[0])
     # -1 stands for a distance or a number of attractors that is not known
     if (known := columns.get("distance", np.array([-1])) >= 0).any():

@@ -76,6 +76,7 @@ def attention_grid(
                 f"{panel.title!r} has shape {panel.values.shape}, "
                 f"but there are {len(queries)} queries and {len(keys)} keys"
             )
+    queries, keys = [_printable(token) for token in queries], [_printable(token) for token in keys]
     cell = _cell(max(len(queries), len(keys)))
     panel_width = MARGIN + max(cell * len(keys), 1.0)
     row_label = SMALL_LETTER * max(map(len, queries), default=0)
@@ -99,6 +100,15 @@ def attention_grid(
         if column == 0:
             axes.set_ylabel(names[0], fontsize=9)
     return figure
+
+
+def _printable(token: str) -> str:
+    """Write control characters, which no font has, as escapes.
+
+    >>> _printable("a\\x05b")
+    'a\\\\x05b'
+    """
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in token)
 
 
 def _wrapped(text: str, inches: float) -> str:

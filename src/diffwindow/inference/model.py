@@ -102,7 +102,7 @@ class LoadedModel:
     def classify(self, texts: Sequence[str], *, progress: Progress = no_progress) -> list[Prediction]:
         """Return the label of each text, with the probability of every label."""
         model = self._only(Classifier, "classify")
-        limit, names = self.members[0].options.max_length, self._labels(model)
+        limit, names = self.members[0].options.max_length, self.members[0].labels
         rows = [[*ids, EOS][:limit] for ids in self._encoded(texts, "text")]
 
         def work(indices: list[int]) -> list[Prediction]:
@@ -182,9 +182,6 @@ class LoadedModel:
         before: Callable[[str], str] = moses_tokenizer(language) if language else str
         encoded = self.tokenizer.encode_batch([before(text.strip()) for text in _texts(texts)])
         return [list(ids) for ids in encoded]
-
-    def _labels(self, model: Classifier) -> list[str]:
-        return [str(index) for index in range(model.config.num_classes)]
 
     def _translator(self, purpose: str) -> Translator | Ensemble:
         if len(self.members) == 1:

@@ -56,13 +56,14 @@ def split_compounds(tokenized: str) -> str:
 
 
 def translation_scores(
-    hypotheses: Sequence[str], references: Sequence[str], *, language: str
+    hypotheses: Sequence[str], references: Sequence[str], *, language: str | None
 ) -> dict[str, Score]:
     """Score detokenised text in every way.
 
     `bleu` is detokenised sacreBLEU (13a), the one to report. `bleu_tokenized` takes both sides through the
     Moses tokenizer of `language` and smooths nothing, as multi-bleu.perl; `bleu_compound_split` splits
-    hyphenated words besides, which alone moves German by about a point.
+    hyphenated words besides, which alone moves German by about a point. Without a language there are
+    neither: any tokenizer would be a guess.
     """
     _check(hypotheses, references)
     scores = {}
@@ -91,7 +92,7 @@ def paired_bootstrap(
     other: Sequence[str],
     references: Sequence[str],
     *,
-    language: str,
+    language: str | None,
     samples: int = 1000,
 ) -> list[Comparison]:
     """Compare two systems in every way with sacreBLEU's paired bootstrap (Koehn 2004)."""
@@ -119,7 +120,9 @@ def _check(hypotheses: Sequence[str], references: Sequence[str]) -> None:
         raise ValueError(f"{len(hypotheses)} translations for {len(references)} references")
 
 
-def _ways(language: str) -> dict[str, _Way]:
+def _ways(language: str | None) -> dict[str, _Way]:
+    if language is None:
+        return {"bleu": _Way(str, BLEU, ""), "chrf": _Way(str, CHRF, "")}
     tokenize = moses_tokenizer(language)
     # sacreBLEU warns about tokenised input unless told that it is meant
     tokenized = lambda: BLEU(tokenize="none", smooth_method="none", force=True)  # noqa: E731

@@ -1,8 +1,9 @@
 """Classification: labelled texts of a store, and the Classifier trained on them."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import ClassVar, cast
+from typing import ClassVar, Literal, cast
 
 import numpy as np
 import torch
@@ -48,6 +49,7 @@ class Classification:
     label_smoothing: float = 0.0
     valid_tokens: int = 4096
     max_length: int | None = None
+    class_weights: Literal["balanced"] | None = None
 
     def build_model(self) -> Classifier:
         """Build the model, freshly initialised."""
@@ -70,8 +72,23 @@ class Classification:
     def loss(self, model: nn.Module, batch: ClassificationBatch) -> Loss:
         """Return the cross-entropy of the labels."""
         logits = cast(Classifier, model)(batch.tokens).float()
-        total = F.cross_entropy(logits, batch.labels, label_smoothing=self.label_smoothing, reduction="sum")
+        total = F.cross_entropy(
+            logits,
+            batch.labels,
+            weight=None if self._weights is None else self._weights.to(logits.device),
+            label_smoothing=self.label_smoothing,
+            reduction="sum",
+        )
         return Loss(total, batch.units)
+
+    @cached_property
+    def _weights(self) -> Tensor | None:
+        """Weights of the classes: examples / (classes · examples of the class)."""
+        if self.class_weights is None:
+            return None
+        counts = self.store.manifest["splits"]["train"]["found"]["labels"]
+        numbers = [counts.get(str(label), 0) for label in range(self.config.num_classes)]
+        return torch.tensor([sum(numbers) / (len(numbers) * n) if n else 0.0 for n in numbers])
 
     def predict(self, model: nn.Module, split: str, *, progress: Progress = SILENT) -> Predictions:
         """Classify a split."""
@@ -102,6 +119,9 @@ class Classification:
     def save(self, model: nn.Module, folder: Path) -> None:
         """Write the model and its tokenizer as a folder that `from_pretrained` reads."""
         options = TaskOptions(
-            label_smoothing=self.label_smoothing, valid_tokens=self.valid_tokens, max_length=self.max_length
+            label_smoothing=self.label_smoothing,
+            valid_tokens=self.valid_tokens,
+            max_length=self.max_length,
+            class_weights=self.class_weights,
         )
         save_folder(model, self.store, options, folder)

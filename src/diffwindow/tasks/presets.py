@@ -1,15 +1,19 @@
-"""Presets: the settings of an experiment by the name of its corpus, from those of its task."""
+"""Presets: the settings of an experiment by the name of its corpus or of its task."""
 
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 from diffwindow.data.corpora import CORPORA
+from diffwindow.data.integrity import read_manifest
 from diffwindow.data.recipe import Settings
+from diffwindow.data.store import is_store
 from diffwindow.models.config import ModelConfig
 from diffwindow.ops import check_choice
 from diffwindow.tasks.registry import TASKS
+from diffwindow.tasks.sizes import TASKS_BY_PRESET, example_settings, size_of, training_tokens
 
 # fields of a model's config that are not the preset's: the corpus decides them, or the command
 DECIDED_ELSEWHERE = {"model", "vocab_size", "num_classes", "attention"}
@@ -37,21 +41,64 @@ TASK_PRESETS: dict[str, Settings] = {
 NAMES = tuple(CORPORA)
 
 
-def preset(name: str) -> Settings:
-    """Return the settings of an experiment.
+def preset(name: str, data: Path | None = None) -> Settings:
+    """Return the settings of an experiment by the name of its corpus, or of a task and the store `data`.
 
     >>> preset("sst2")["train"]["max_updates"]
     3000
     """
-    check_choice("preset", name, NAMES)
+    check_choice("preset", name, (*NAMES, *TASKS_BY_PRESET))
+    if name in TASKS_BY_PRESET:
+        return _task_preset(name, data)
     corpus = CORPORA[name]
-    model = model_preset(name).model_dump(exclude=DECIDED_ELSEWHERE)
     settings = merged(TASK_PRESETS[corpus.task], corpus.preset)
-    return settings | {"name": name, "data": {"corpus": name}, "model": model}
+    return _complete(name, settings, name)
+
+
+def _task_preset(name: str, data: Path | None) -> Settings:
+    """Return the settings of a task, with sizes that suit the prepared corpus `data`."""
+    if data is None or not is_store(data):
+        where = f", which {data} is not" if data else ""
+        raise ValueError(f"the preset {name!r} takes its sizes from a prepared corpus{where}")
+    manifest = read_manifest(data)
+    task = TASKS_BY_PRESET[name]
+    if manifest["task"] != task:
+        raise ValueError(f"{data} is prepared for {manifest['task']}, not for {task}")
+    settings = merged(TASK_PRESETS[task], size_of(manifest).settings)
+    return _complete(name, merged(settings, example_settings(manifest)), manifest["settings"]["corpus"])
+
+
+def _complete(name: str, settings: Settings, corpus: str) -> Settings:
+    """Return settings with every field of the model that is neither the corpus's nor the command's."""
+    _, config = TASKS[settings["task"]["kind"]]
+    model = config.read({"vocab_size": 4} | settings.get("model", {})).model_dump(exclude=DECIDED_ELSEWHERE)
+    return settings | {"name": name, "data": {"corpus": corpus}, "model": model}
+
+
+def chosen(name: str, data: Path) -> str:
+    """Return a line that says which sizes a task's preset has chosen for a store.
+
+    Raise as `preset` does.
+    """
+    settings, manifest = preset(name, data), read_manifest(data)
+    layers = [settings["model"][field] for field in settings["model"] if field.endswith("layers")]
+    task = TASKS_BY_PRESET[name]
+    parts = [
+        f"{size_of(manifest).name} sizes for {training_tokens(manifest):,} training tokens",
+        f"width {settings['model']['embed_dim']}",
+        f"{' + '.join(map(str, layers))} layers",
+        f"{settings['train']['max_updates']:,} updates",
+    ]
+    if task == "lm":
+        blocks = settings["task"].get("block_size")
+        parts.append(f"blocks of {blocks} tokens" if blocks else "each line by itself")
+    if settings["train"].get("valid_every", 1) is None:
+        parts.append("no validation set, so the last model is kept")
+    return f"{name}: {', '.join(parts)}"
 
 
 def model_preset(name: str, *, attention: str | None = None, vocab_size: int | None = None) -> ModelConfig:
-    """Return the model of a preset, with another attention or vocabulary if asked.
+    """Return the model of a corpus's preset, with another attention or vocabulary if asked.
 
     The vocabulary is as large as the paper or the corpus has it; a model that is trained on a prepared corpus
     takes the size of that corpus's own.

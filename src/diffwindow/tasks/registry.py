@@ -21,12 +21,16 @@ TASKS: dict[str, tuple[type[AnyTask], type[ModelConfig]]] = {
 }
 
 
+def task_name(config: ModelConfig) -> str:
+    """Return the task that a model is for."""
+    return next(name for name, (_, kind) in TASKS.items() if isinstance(config, kind))
+
+
 def corpus_fields(store: Store) -> dict[str, int]:
     """Return the fields of a model's config that the corpus decides: vocabulary and number of classes."""
     decided = {"vocab_size": store.tokenizer.vocab_size}
     if store.task == "classification":
-        labels = [int(split.columns["label"].max()) for split in store.splits.values()]
-        decided["num_classes"] = max(labels) + 1
+        decided["num_classes"] = len(store.labels)
     return decided
 
 

@@ -1,31 +1,31 @@
 """Trained: a model folder opened for use, whatever kind of model it holds."""
 
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
+from diffwindow.data.recipe import check_language
 from diffwindow.data.store import Store
 from diffwindow.data.tokenizer import Tokenizer
 from diffwindow.files import sha256_of
 from diffwindow.models.build import MODELS, Model
+from diffwindow.models.classifier import Classifier
 from diffwindow.models.pretrained import CONFIG, TOKENIZER, read_fields
 from diffwindow.ops import check_choice
-from diffwindow.tasks.model_folder import read_record
+from diffwindow.tasks.model_folder import Record, read_record
 from diffwindow.tasks.options import TaskOptions
 from diffwindow.tasks.registry import AnyTask, task_of
 
 
 @dataclass(frozen=True)
 class Trained:
-    """A model, its tokenizer, and how it reads a corpus; `moses` has the languages tokenised first."""
+    """A model, its tokenizer, and how it reads a corpus."""
 
     folder: Path
     model: Model
     tokenizer: Tokenizer
-    options: TaskOptions
-    corpus: str
-    moses: dict[str, str]
+    record: Record
 
     @classmethod
     def load(cls, run: Path) -> Self:
@@ -34,7 +34,30 @@ class Trained:
         fields = read_fields(folder)
         check_choice(f"{folder / CONFIG}: model", fields.get("model"), list(MODELS))
         model: Model = MODELS[fields["model"]].from_pretrained(folder)
-        return cls(folder, model, Tokenizer.load(folder / TOKENIZER), *read_record(folder))
+        return cls(folder, model, Tokenizer.load(folder / TOKENIZER), read_record(folder))
+
+    @property
+    def options(self) -> TaskOptions:
+        """Options of the task that the model was trained for."""
+        return self.record.options
+
+    @property
+    def moses(self) -> dict[str, str]:
+        """Languages of the fields that Moses tokenises."""
+        return self.record.moses
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of the classes by number; numerals where none are known."""
+        classes = self.model.config.num_classes if isinstance(self.model, Classifier) else 0
+        names = self.record.labels
+        return names if len(names) == classes else tuple(map(str, range(classes)))
+
+    def with_language(self, field: str, language: str) -> Self:
+        """Return the same with a language for a text field."""
+        check_language(language, field)
+        record = replace(self.record, languages=self.record.languages | {field: language})
+        return replace(self, record=record)
 
     def task(self, store: Store) -> AnyTask:
         """Build the task of evaluating the model on a store, which must have its vocabulary."""
@@ -61,15 +84,3 @@ def model_folder(run: Path) -> Path:
     raise ValueError(
         f"{run} is neither a run folder nor a model folder: it has no model/{CONFIG} and no {CONFIG}"
     )
-
-
-def target_language(corpus: str, moses: dict[str, str]) -> str:
-    """Return the language of the translations: that of Moses, or what the name of the corpus ends in.
-
-    >>> target_language("multi30k-en-de", {}), target_language("reorder", {})
-    ('de', 'en')
-    """
-    if "target" in moses:
-        return moses["target"]
-    last = corpus.rpartition("-")[2]
-    return last if corpus.count("-") >= 2 and len(last) == 2 and last.isalpha() else "en"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,8 @@ def resolve(source: str, overrides: Iterable[str] = (), values: Mapping[str, Any
     >>> resolve("agreement", ["train.max_updates=50"], {"train.seed": 7}).train.max_updates
     50
     """
-    draft = _base(source)
+    overrides = list(overrides)
+    draft = _base(source, _data_path(overrides, values or {}))
     for text in overrides:
         path, value = split_override(text)
         draft.put(path, _scalar(value, text), shortened_override(text))
@@ -47,12 +48,19 @@ def resolve(source: str, overrides: Iterable[str] = (), values: Mapping[str, Any
     return checked(draft)
 
 
-def _base(source: str) -> Draft:
+def _data_path(overrides: Sequence[str], values: Mapping[str, Any]) -> Path | None:
+    """Return the corpus that overrides or values name: the preset of a task takes its sizes from it."""
+    named = [text.partition("=")[2] for text in overrides if text.startswith("data.path=")]
+    path = values.get("data.path", named[-1] if named else None)
+    return Path(path) if path else None
+
+
+def _base(source: str, data: Path | None) -> Draft:
     """Read a YAML file, the config of a run folder, or a preset."""
     if source.endswith((".yaml", ".yml")):
-        return _from_file(Path(source))
+        return _from_file(Path(source), data)
     saved = Path(source) / CONFIG
-    return Draft(read_json(saved), str(saved)) if saved.is_file() else Draft(preset(source))
+    return Draft(read_json(saved), str(saved)) if saved.is_file() else Draft(preset(source, data))
 
 
 def _scalar(text: str, override: str) -> Any:
@@ -90,7 +98,7 @@ def _composed(text: str) -> yaml.Node | None:
     return root
 
 
-def _from_file(path: Path) -> Draft:
+def _from_file(path: Path, data: Path | None) -> Draft:
     """Read a YAML file; its key `preset`, if any, names the preset that it changes."""
     try:
         if path.exists() and not path.is_file():
@@ -111,7 +119,9 @@ def _from_file(path: Path) -> Draft:
             f"{path}: a config has sections of `key: value`, such as `train: {{max_updates: 100}}`"
         )
     base = next((str(value) for key, value, _ in leaves if key == ("preset",)), None)
-    draft = Draft(preset(base) if base else _task_values(leaves) | {"name": path.stem}, str(path))
+    named = next((Path(value) for key, value, _ in leaves if key == ("data", "path") and value), None)
+    values = preset(base, data or named) if base else _task_values(leaves) | {"name": path.stem}
+    draft = Draft(values, str(path))
     for key, value, line in leaves:
         if key != ("preset",):
             draft.put(key, value, f"{path}:{line}")

@@ -1,0 +1,81 @@
+"""Recipes for files of one's own: parallel text, labelled text, running text."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from diffwindow.data import readers
+from diffwindow.data.lines import Audit, CorpusError, NoColumnError
+from diffwindow.data.readers import ANY_COLUMNS, Columns
+from diffwindow.data.recipe import Recipe, Source, source_of
+
+# tables of labels show and keep a label's whole name; a longer one is probably a text in the wrong column
+MAX_LABEL = 200
+
+
+def two_files(source: Path, target: Path) -> Source:
+    """Read two line-aligned files."""
+    return source_of(readers.parallel_files, (source,), (target,))
+
+
+def tsv_pairs(path: Path) -> Source:
+    """Read `source<TAB>target` lines."""
+    return source_of(readers.parallel_tsv, (path,))
+
+
+def plain_text(*paths: Path) -> Source:
+    """Read running text; blank lines are kept."""
+    return source_of(partial(readers.text, blank="keep"), paths)
+
+
+def labelled_text(path: Path, labels: Sequence[str], columns: Columns = ANY_COLUMNS) -> Source:
+    """Read labelled text; a label's number is its place in `labels`."""
+    numbers = {label: number for number, label in enumerate(labels)}
+    return source_of(partial(readers.labelled, columns=columns, labels=numbers), (path,))
+
+
+def labelled_recipe(
+    files: Mapping[str, Path], columns: Columns = ANY_COLUMNS, *, skip_bad: bool = False
+) -> Recipe:
+    """Return the recipe of labelled text by split; the file of the first split decides the labels."""
+    first = next(iter(files.values()))
+    rows = ((number, label) for number, _, label in readers.labelled_cells(first, Audit(skip_bad), columns))
+    number, label = next(rows, (0, ""))
+    counts = Counter([label] if number else [])
+    counts.update(other for _, other in rows)
+    labels = ordered_labels(counts)
+    if columns == ANY_COLUMNS and number == 1 and _alone(label, counts):
+        raise NoColumnError(
+            f"{first}, line 1: the label {label!r} occurs nowhere else; if this is a header, or to say "
+            "that it is none, name the columns of text and label"
+        )
+    if too_long := next((label for label in labels if len(label) > MAX_LABEL), None):
+        raise NoColumnError(
+            f"{first}: the label {too_long[:40]!r}… has {len(too_long)} characters, above {MAX_LABEL}; "
+            "name the columns of text and label"
+        )
+    if len(labels) < 2:
+        found = f"only the label {labels[0]!r}" if labels else "no labelled text"
+        raise CorpusError(f"{first} has {found}; a classifier needs at least two labels to choose from")
+    splits = {split: labelled_text(file, labels, columns) for split, file in files.items()}
+    return Recipe(first.name, "classification", splits, labels=labels)
+
+
+def _alone(label: str, counts: Counter[str]) -> bool:
+    """Return whether a label occurs once and all others more often, as that of an unknown header does."""
+    return [name for name, count in counts.items() if count == 1] == [label] and len(counts) > 2
+
+
+def ordered_labels(labels: Iterable[str]) -> tuple[str, ...]:
+    """Return the distinct labels in the order of their numbers: numerals by value, others by name.
+
+    >>> ordered_labels(["10", "9", "10"]), ordered_labels(["no", "maybe so", "7"])
+    (('9', '10'), ('7', 'maybe so', 'no'))
+    """
+    distinct = set(labels)
+    if all(label.isascii() and label.isdigit() for label in distinct):
+        return tuple(sorted(distinct, key=lambda label: (int(label), label)))
+    return tuple(sorted(distinct))

@@ -1,0 +1,158 @@
+"""Files of one's own: labelled text in three formats, languages, and a vocabulary that suits the corpus."""
+
+import json
+
+import pytest
+
+from diffwindow.data.lines import Audit, CorpusError
+from diffwindow.data.own_files import labelled_recipe, tsv_pairs
+from diffwindow.data.prepare import prepare
+from diffwindow.data.readers import Columns
+from diffwindow.data.recipe import Recipe
+from diffwindow.data.store import Store
+
+ROWS = [
+    ("good, really", "très bon"),
+    ('it "was" bad', "not so good"),
+    ("so so", "很好"),
+    ("bad", "not so good"),
+]
+LABELS = ("not so good", "très bon", "很好")
+
+
+def tsv(rows, header=None):
+    return "".join("\t".join(row) + "\n" for row in ([header] if header else []) + rows)
+
+
+def csv(rows):
+    quoted = [",".join('"' + cell.replace('"', '""') + '"' for cell in row) for row in rows]
+    return "text,label\n" + "\n".join(quoted) + "\n"
+
+
+def jsonl(rows):
+    return "".join(json.dumps({"label": label, "text": text, "id": 1}) + "\n" for text, label in rows)
+
+
+def rows_of(recipe, split="train"):
+    return [(row["text"], recipe.labels[row["label"]]) for row in recipe.splits[split].read(Audit())]
+
+
+def write(path, content):
+    path.write_text(content, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(("name", "content"), [
+    ("a.tsv", tsv(ROWS)),
+    ("a.tsv", tsv(ROWS, ("text", "label"))),
+    ("a.txt", tsv(ROWS, ("Sentence", "Label"))),
+    ("a.csv", csv(ROWS)),
+    ("a.jsonl", jsonl(ROWS)),
+])  # fmt: skip
+def test_labels_with_spaces_and_unicode_in_every_format(tmp_path, name, content):
+    recipe = labelled_recipe({"train": write(tmp_path / name, content)})
+    assert recipe.labels == LABELS
+    assert rows_of(recipe) == ROWS
+    store = prepare(recipe, tmp_path / "store")
+    assert Store.open(store.folder).labels == LABELS
+    assert [LABELS[row["label"]] for row in store.split("train")] == [label for _, label in ROWS]
+
+
+def test_columns_by_name_and_by_number(tmp_path):
+    swapped = [(label, "7", text) for text, label in ROWS]
+    named = write(tmp_path / "named.tsv", tsv(swapped, ("class", "id", "review")))
+    assert rows_of(labelled_recipe({"train": named}, Columns("review", "class"))) == ROWS
+    bare = write(tmp_path / "bare.tsv", tsv(swapped))
+    assert rows_of(labelled_recipe({"train": bare}, Columns("3", "1"))) == ROWS
+    with pytest.raises(CorpusError, match="there are no columns text and label, but class, id, review"):
+        labelled_recipe({"train": named})
+
+
+def test_an_unknown_header_is_not_taken_for_a_row(tmp_path):
+    path = write(tmp_path / "a.tsv", tsv([("a", "yes"), ("b", "no")] * 2, ("review", "verdict")))
+    with pytest.raises(CorpusError, match="line 1: the label 'verdict' occurs nowhere else; if this is a"):
+        labelled_recipe({"train": path})
+    assert labelled_recipe({"train": path}, Columns("review", "verdict")).labels == ("no", "yes")
+    assert labelled_recipe({"train": path}, Columns("1", "2")).labels == ("no", "verdict", "yes")
+
+
+def test_a_quoted_line_break_stays_in_its_text(tmp_path):
+    path = write(tmp_path / "a.csv", 'text,label\n"two\nlines",yes\none,no\n')
+    assert rows_of(labelled_recipe({"train": path})) == [("two\nlines", "yes"), ("one", "no")]
+
+
+def test_two_hundred_classes_keep_their_names_and_order(tmp_path):
+    rows = [(f"text {n}", f"class number {n}") for n in range(200)] * 2
+    store = prepare(labelled_recipe({"train": write(tmp_path / "a.tsv", tsv(rows))}), tmp_path / "store")
+    assert len(store.labels) == 200
+    assert [store.labels[row["label"]] for row in store.split("train")] == [label for _, label in rows]
+
+
+def test_numerals_are_ordered_by_value(tmp_path):
+    path = write(tmp_path / "a.tsv", tsv([("a", "10"), ("b", "9"), ("c", "0")]))
+    assert labelled_recipe({"train": path}).labels == ("0", "9", "10")
+
+
+@pytest.mark.parametrize(("name", "content", "sentence"), [
+    ("a.tsv", "", "a.tsv has no labelled text; a classifier needs at least two labels"),
+    ("a.csv", "text,label\n", "a.csv has no labelled text"),
+    ("a.tsv", "fine\tyes\nbad\t\n", "a.tsv, line 2: missing label; fix the file"),
+    ("a.tsv", "fine\tyes\nbad\n", "a.tsv, line 2: wrong number of columns: 1 instead of 2"),
+    ("a.tsv", "fine\tyes\n \tno\n", "a.tsv, line 2: empty text"),
+    ("a.tsv", "fine\tyes\nbad\tyes\n", "has only the label 'yes'"),
+    ("a.tsv", "yes\t" + "long " * 50 + "\nno\tb\n", "the label 'long long"),
+    ("a.csv", 'text,label\n"open,yes\n', "a.csv, line 2: not CSV"),
+    ("a.jsonl", '{"text": "a", "label": "x"}\nnot json\n', "a.jsonl, line 2: not JSON"),
+    ("a.jsonl", '{"text": "a"}\n', "a.jsonl, line 1: missing label"),
+    ("a.jsonl", '{"body": "a", "label": 1}\n', "a.jsonl, line 1: missing text: it has body, label"),
+    ("a.jsonl", '{"text": "a", "label": [1]}\n', "the label is not a text or a whole number"),
+    ("a.jsonl", "[1]\n", "a.jsonl, line 1: not a JSON object"),
+])  # fmt: skip
+def test_mistakes_are_one_sentence(tmp_path, name, content, sentence):
+    with pytest.raises(CorpusError) as error:
+        labelled_recipe({"train": write(tmp_path / name, content)})
+    assert sentence in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_label_unseen_in_training_is_named_or_skipped(tmp_path):
+    files = {
+        "train": write(tmp_path / "a.tsv", "fine\tyes\nbad\tno\n"),
+        "valid": write(tmp_path / "v.tsv", "fine\tyes\nodd\tmaybe\n"),
+    }
+    with pytest.raises(
+        CorpusError, match=r"v\.tsv, line 2: a label that does not occur in training: 'maybe'"
+    ):
+        prepare(labelled_recipe(files), tmp_path / "store")
+    kept = prepare(labelled_recipe(files), tmp_path / "kept", skip_bad=True)
+    assert len(kept.split("valid")) == 1
+
+
+@pytest.fixture
+def pairs(tmp_path):
+    return Recipe(
+        "pairs", "translation", {"train": tsv_pairs(write(tmp_path / "p.tsv", "the cat\tle chat\n"))}
+    )
+
+
+def test_languages_are_recorded_and_used_by_moses(pairs, tmp_path):
+    known = pairs.adjusted(languages={"source": "en", "target": "fr"}, moses="auto")
+    store = prepare(known, tmp_path / "store")
+    assert store.languages == {"source": "en", "target": "fr"}
+    assert store.manifest["settings"]["moses"] == store.languages
+    assert prepare(pairs, tmp_path / "unknown").languages == {}
+    # what Moses is told is known too
+    assert pairs.adjusted(moses="en,fr").languages == {"source": "en", "target": "fr"}
+
+
+def test_unknown_and_misspelled_languages_are_named(pairs):
+    with pytest.raises(ValueError, match="moses=auto needs the language of target, which is unknown"):
+        pairs.adjusted(languages={"source": "en"}, moses="auto")
+    with pytest.raises(ValueError, match="the language 'French' of the target is not a code such as"):
+        pairs.adjusted(languages={"target": "French"})
+
+
+def test_a_small_corpus_gets_a_small_vocabulary(pairs, tmp_path):
+    store = prepare(pairs, tmp_path / "store")
+    assert store.manifest["settings"]["vocabulary"]["size"] == 1024
+    assert prepare(pairs.adjusted(vocab_size=300), tmp_path / "other").tokenizer.vocab_size <= 300

@@ -1,0 +1,98 @@
+"""New test files are read as the model's own corpus was: the same rows give the same metrics."""
+
+import pytest
+
+from diffwindow.data.own_files import labelled_recipe, plain_text, two_files
+from diffwindow.data.prepare import prepare
+from diffwindow.data.recipe import Recipe
+from diffwindow.decoding.translate import Search
+from diffwindow.evaluation.evaluate import evaluate, score_texts
+from diffwindow.evaluation.new_files import NewFiles, new_store
+from diffwindow.tasks.registry import model_config, task_of
+from diffwindow.tasks.trained_model import Trained
+
+TINY = {"embed_dim": 16, "ffn_dim": 16, "num_heads": 2}
+SENTENCES = ["the keys are here", "a dog runs", "nothing at all , really", "the dog is here"]
+FRENCH = ["les clés sont ici", "un chien court", "rien du tout , vraiment", "le chien est ici"]
+LABELS = ["very good", "bad", "very good", "bad"]
+
+
+def write(path, lines):
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def saved(recipe, folder, **languages):
+    """Save an untrained model of a corpus, and open it again with its store."""
+    store = prepare(recipe.adjusted(vocab_size=270, **languages), folder / "store")
+    task = task_of(store, model_config(store, TINY))
+    task.save(task.build_model(), folder / "model")
+    return Trained.load(folder / "model"), store
+
+
+@pytest.fixture
+def translator(tmp_path):
+    files = write(tmp_path / "a.en", SENTENCES), write(tmp_path / "a.fr", FRENCH)
+    recipe = Recipe("mine", "translation", dict.fromkeys(("train", "test"), two_files(*files)))
+    return *saved(recipe, tmp_path, languages={"target": "fr"}), NewFiles(*files)
+
+
+@pytest.fixture
+def classifier(tmp_path):
+    rows = [f"{text}\t{label}" for text, label in zip(SENTENCES, LABELS, strict=True)]
+    file = write(tmp_path / "a.tsv", rows)
+    return *saved(labelled_recipe({"train": file, "test": file}), tmp_path), NewFiles(labels=file)
+
+
+@pytest.fixture
+def language_model(tmp_path):
+    file = write(tmp_path / "a.txt", SENTENCES)
+    recipe = Recipe("mine", "lm", dict.fromkeys(("train", "test"), plain_text(file)))
+    return *saved(recipe, tmp_path), NewFiles(text=file)
+
+
+@pytest.mark.parametrize("made", ["translator", "classifier", "language_model"])
+def test_the_same_rows_give_the_same_metrics(made, request):
+    trained, store, files = request.getfixturevalue(made)
+    search = Search(beam=2)
+    expected = evaluate(trained, trained.task(store), "test", search)
+    with new_store(trained, files) as again:
+        assert evaluate(trained, trained.task(again), "test", search).metrics == expected.metrics
+    assert not again.folder.exists()
+
+
+def test_labels_are_shown_by_name(classifier):
+    trained, store, _ = classifier
+    assert trained.labels == ("bad", "very good")
+    metrics = evaluate(trained, trained.task(store), "test", Search()).metrics
+    assert {name: group["total"] for name, group in metrics["by_label"].items()} == {"bad": 2, "very good": 2}
+
+
+def test_french_is_scored_as_french(translator):
+    trained, store, _ = translator
+    metrics = evaluate(trained, trained.task(store), "test", Search(beam=1)).metrics
+    assert metrics["bleu_tokenized"]["signature"].startswith("moses:fr,")
+    assert "target_language" not in metrics
+
+
+def test_an_unknown_language_is_said_and_not_assumed():
+    metrics = score_texts(FRENCH, FRENCH, language=None)
+    assert metrics["bleu"]["value"] == pytest.approx(100.0)
+    assert metrics["target_language"] == "unknown"
+    assert "bleu_tokenized" not in metrics
+
+
+def test_mistakes_are_one_sentence(classifier, tmp_path):
+    trained, _, files = classifier
+    with pytest.raises(ValueError, match=r"a test set for lm, but .* is for classification"):
+        NewFiles(text=files.labels).recipe(trained)
+    with pytest.raises(ValueError, match="there is no file"):
+        NewFiles(labels=tmp_path / "none.tsv").recipe(trained)
+    unseen = write(tmp_path / "unseen.tsv", ["fine\tsuperb"])
+    with (
+        pytest.raises(
+            ValueError, match=r"unseen\.tsv, line 1: a label that does not occur in training: 'superb'"
+        ),
+        new_store(trained, NewFiles(labels=unseen)),
+    ):
+        pass
