@@ -186,6 +186,7 @@ def open_store(run: Path, data: Path | None) -> Store:
     from diffwindow.data.store import Store
     from diffwindow.training.run_folder import CONFIG, Run
 
+    check_folder(run)
     if (run / CONFIG).is_file():
         return Run.open(run).open_store(data)
     if data is None:
