@@ -66,6 +66,15 @@ def test_every_entry_of_the_table(target):
         check(row)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("options", ["all", "long"])
+def test_every_option_compiles(options):
+    found = rows("--options", options, "--width", "64", "--type", "fp16")
+    assert len(found) == 18
+    assert all(row["fits"] and row["matrix_products"] == row["products"] for row in found), found
+
+
 def test_occupancy_is_bounded_by_registers_memory_and_warps():
     a100 = triton_report.TARGETS["sm_80"]
     # 65,536 registers hold 2,048 threads of 32, 512 of 128 or 256 of 255 (which are given as 256).

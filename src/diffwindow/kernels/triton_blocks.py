@@ -26,11 +26,14 @@ class Blocks(NamedTuple):
     key: Block
 
 
-_SMALLEST = Block(16, 16, 8, 1)
-# Products of fp32 inputs do not use the matrix units; no tuning has gone into these.
-_FP32 = {
+# NVIDIA's matrix units do not take fp32; AMD's do. None of these has been tuned.
+_NVIDIA_FP32 = {
     64: Blocks(Block(32, 32, 8, 1), Block(16, 32, 8, 1), Block(16, 32, 8, 1)),
-    128: Blocks(_SMALLEST, _SMALLEST, _SMALLEST),
+    128: Blocks(Block(16, 16, 8, 1), Block(16, 16, 8, 1), Block(16, 16, 8, 1)),
+}
+_AMD_FP32 = {
+    64: Blocks(Block(32, 32, 4, 1), Block(16, 32, 4, 1), Block(16, 32, 4, 1)),
+    128: Blocks(Block(16, 16, 4, 1), Block(16, 16, 4, 1), Block(16, 16, 4, 1)),
 }
 # By target, type and widest head; the first width that is wide enough counts. What limits the tiles is
 # registers: `triton_report` shows them.
@@ -41,7 +44,7 @@ TABLE: dict[str, dict[str, dict[int, Blocks]]] = {
             128: Blocks(Block(32, 32, 8, 2), Block(16, 32, 8, 1), Block(16, 32, 8, 1)),
             256: Blocks(Block(16, 32, 8, 1), Block(16, 16, 8, 1), Block(16, 16, 8, 1)),
         },
-        "fp32": _FP32,
+        "fp32": _NVIDIA_FP32,
     },
     "sm_90": {
         "fp16": {
@@ -49,7 +52,7 @@ TABLE: dict[str, dict[str, dict[int, Blocks]]] = {
             128: Blocks(Block(32, 32, 8, 2), Block(16, 32, 8, 1), Block(16, 32, 8, 1)),
             256: Blocks(Block(16, 32, 8, 1), Block(16, 16, 8, 1), Block(16, 16, 8, 1)),
         },
-        "fp32": _FP32,
+        "fp32": _NVIDIA_FP32,
     },
     "gfx942": {
         "fp16": {
@@ -57,7 +60,7 @@ TABLE: dict[str, dict[str, dict[int, Blocks]]] = {
             128: Blocks(Block(32, 32, 4, 1), Block(16, 32, 4, 1), Block(16, 32, 4, 1)),
             256: Blocks(Block(16, 32, 4, 1), Block(16, 16, 4, 1), Block(16, 16, 4, 1)),
         },
-        "fp32": _FP32,
+        "fp32": _AMD_FP32,
     },
 }
 # The widest heads for which 16-bit kernels are known to keep all they work on in registers.

@@ -20,7 +20,10 @@ from diffwindow.kernels.triton import interpreted, why_not
 
 KERNELS = ("forward", "query", "key")
 KINDS = ("multiplicative", "additive")
+# What a call asks for: causal attention by token, every option at once, or segments longer than a tile.
+OPTIONS = ("plain", "all", "long")
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+POINTERS = {**DTYPES, "u8": torch.uint8, "i64": torch.int64}
 
 
 class Target(NamedTuple):
@@ -53,6 +56,7 @@ class Entry(NamedTuple):
     kind: str
     width: int
     dtype: str
+    options: str = "plain"
 
 
 class Usage(NamedTuple):
@@ -84,7 +88,8 @@ def entries(chosen: dict[str, object]) -> list[Entry]:
         for kernel in KERNELS
     ]
     asked = {name: value for name, value in chosen.items() if value is not None}
-    return [entry for entry in every if asked.items() <= entry._asdict().items()]
+    options = str(asked.pop("options", "plain"))
+    return [entry._replace(options=options) for entry in every if asked.items() <= entry._asdict().items()]
 
 
 def measure(entry: Entry) -> Usage:
@@ -169,13 +174,21 @@ def _arguments(entry: Entry, block: Any) -> dict[str, Any]:
 
 
 def example(entry: Entry) -> Call:
-    """Make a causal call of 2,048 queries and keys."""
+    """Make a call of 2,048 queries and keys."""
     x = torch.empty(2, 8, 2048, entry.width, dtype=DTYPES[entry.dtype], device="meta")
     local = x if entry.kind == "additive" else None
-    return Call(
+    call = Call(
         q=x, k=x, v=x, q_left=x, k_left=x, q_right=x, k_right=x, q_local=local, k_local=local, attn_mask=None,
         attn_bias=None, segment_origin=None, seed=None, is_causal=True, segment_size=1, exact=False,
         scale=None, dropout_p=0.0, backend="triton",
+    )  # fmt: skip
+    if entry.options == "plain":
+        return call
+    plane = torch.empty(2, 8, 2048, 2048, device="meta")
+    integers = torch.empty(2, dtype=torch.int64, device="meta")
+    return call._replace(
+        attn_mask=plane.bool(), attn_bias=plane, segment_origin=integers, seed=integers, exact=True,
+        dropout_p=0.1, segment_size=5 if entry.options == "all" else 150,
     )  # fmt: skip
 
 
@@ -194,7 +207,7 @@ def _type(value: Any, path: tuple[int, ...], constants: dict[Any, Any], attribut
     if isinstance(value, torch.Tensor) or value % 16 == 0:
         attributes[path] = [["tt.divisibility", 16]]
     if isinstance(value, torch.Tensor):
-        return "*" + next(name for name, dtype in DTYPES.items() if dtype == value.dtype)
+        return "*" + next(name for name, dtype in POINTERS.items() if dtype == value.dtype)
     return "i32" if value < 2**31 else "i64"
 
 
@@ -241,6 +254,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--kind", choices=KINDS, help="only this kind of window")
     parser.add_argument("--width", type=int, help="only the entries for heads of this width")
     parser.add_argument("--type", choices=("fp16", "fp32"), dest="dtype", help="only 16-bit or 32-bit inputs")
+    parser.add_argument("--options", choices=OPTIONS, help="what the call asks for, plain unless given")
     parser.add_argument("--json", action="store_true", help="print one JSON object per line")
     chosen = parser.parse_args(arguments)
     if (reason := why_not()) is not None or interpreted():
