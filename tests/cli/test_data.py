@@ -141,7 +141,7 @@ def test_lists_the_corpora(run):
 
 
 def test_ctrl_c_says_how_to_go_on(tmp_path):
-    lines = 300_000
+    lines = 100_000
     with (tmp_path / "a.txt").open("w") as file:
         file.writelines(f"line {i} of a long text that takes a while\n" for i in range(lines))
     Tokenizer.train_bpe(["line of a long text that takes a while"], 280).save(tmp_path / "tokenizer.json")
