@@ -3,7 +3,7 @@
 import pytest
 
 from diffwindow.data.lines import Audit
-from diffwindow.reproduce.runner import recipe
+from diffwindow.reproduce.runner import make_store, recipe
 from diffwindow.reproduce.scales import Experiment
 
 
@@ -32,3 +32,14 @@ def test_a_corpus_with_splits_keeps_the_rows_of_the_published_results():
 
     whole = texts(recipe(Experiment("agreement", rows=200), None), "train")
     assert texts(part, "train") == [text for text in whole if crc32(text.encode()) % 1000 < 100]
+
+
+def test_a_prepared_corpus_takes_the_place_of_raw_files(tmp_path):
+    for name in ("train", "dev", "test"):
+        (tmp_path / f"{name}.txt").write_text("(3 (2 It) (4 good))\n(1 (2 It) (0 bad))\n")
+    experiment = Experiment("sst2", vocab_size=300)
+    make_store(experiment, tmp_path / "out/data/one", tmp_path)
+    make_store(experiment, tmp_path / "out/data/two", tmp_path / "out/data/one")
+    assert (tmp_path / "out/data/two").resolve() == tmp_path / "out/data/one"
+    with pytest.raises(ValueError, match=r"a vocabulary of 300 .* but sst2-vocab400 is wanted"):
+        make_store(Experiment("sst2", vocab_size=400), tmp_path / "out/data/three", tmp_path / "out/data/one")

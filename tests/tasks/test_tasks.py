@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from diffwindow.data.own_files import labelled_recipe
+from diffwindow.data.prepare import prepare
 from diffwindow.data.tokenizer import Tokenizer
 from diffwindow.decoding.translate import Output
 from diffwindow.special_tokens import BOS, EOS, PAD
@@ -135,3 +137,16 @@ def test_bleu_is_computed_on_a_spread_sample_if_it_is_watched(reorder_store, mon
     assert {"validation", "validation BLEU"} == set(shown)
     monkeypatch.setattr(translation, "translate", lambda m, t, chosen, s, progress: [[Output("", 0.0)]] * 7)
     assert task.bleu(model, "valid") == 0.0
+
+
+def test_balanced_weights_make_rare_classes_count_as_much(tmp_path):
+    (tmp_path / "a.tsv").write_text("one\tyes\ntwo\tyes\nthree\tyes\nfour\tno\n")
+    store = prepare(labelled_recipe({"train": tmp_path / "a.tsv"}), tmp_path / "store")
+    plain, weighted = of(store), of(store, class_weights="balanced")
+    model = plain.build_model().eval()
+    batch = plain.collate("train", np.arange(4))
+    nll = [plain.loss(model, plain.collate("train", np.array([row]))).total.item() for row in range(4)]
+    # labels no and yes: 4 / (2 * 1) and 4 / (2 * 3)
+    expected = sum(2.0 * x if label == 0 else 2 / 3 * x for x, label in zip(nll, batch.labels, strict=True))
+    assert weighted.loss(model, batch).total.item() == pytest.approx(expected, rel=1e-5)
+    assert weighted.validate(model, "train") == plain.validate(model, "train")

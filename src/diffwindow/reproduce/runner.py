@@ -9,10 +9,11 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from diffwindow.data.corpora import recipe_of
+from diffwindow.data.corpora import GENERATED, corpus_of, recipe_of
+from diffwindow.data.integrity import read_manifest
 from diffwindow.data.prepare import open_or_prepare
 from diffwindow.data.recipe import Recipe
-from diffwindow.data.store import TASKS
+from diffwindow.data.store import TASKS, is_store
 from diffwindow.metrics.outcomes import Terms
 from diffwindow.processes import end_with_parent
 from diffwindow.progress import SILENT, Progress
@@ -24,8 +25,28 @@ from diffwindow.reproduce.table import Table
 def make_store(
     experiment: Experiment, store: Path, data: Path | None, *, progress: Progress = SILENT
 ) -> None:
-    """Make the store of an experiment from the raw files in `data`, unless it exists."""
+    """Make the store of an experiment from the raw files in `data`, or link to the store that `data` is.
+
+    A store that exists stays as it is.
+    """
+    if data and is_store(data) and not store.exists() and experiment.corpus_name not in GENERATED:
+        _check_store(experiment, data)
+        store.parent.mkdir(parents=True, exist_ok=True)
+        store.symlink_to(data.resolve(), target_is_directory=True)
     open_or_prepare(store, lambda: recipe(experiment, data), progress=progress)
+
+
+def _check_store(experiment: Experiment, data: Path) -> None:
+    """Raise unless a store holds the corpus, vocabulary and share of rows of an experiment."""
+    settings = read_manifest(data)["settings"]
+    size = experiment.vocab_size or corpus_of(experiment.corpus_name).vocabulary.size
+    wanted = (experiment.corpus_name, size, experiment.kept)
+    found = (settings["corpus"], settings["vocabulary"]["size"], settings["variant"].get("kept", 1000))
+    if found != wanted:
+        raise ValueError(
+            f"{data} holds {found[0]} with a vocabulary of {found[1] or 'all words'} and {found[2]} ‰ of its "
+            f"rows, but {experiment.store_name} is wanted; give a folder with the raw files"
+        )
 
 
 def recipe(experiment: Experiment, data: Path | None) -> Recipe:

@@ -1,0 +1,63 @@
+"""`evaluate` on new files, on raw files, and on the output of other systems."""
+
+import json
+
+import pytest
+
+TINY = [
+    "model.embed_dim=16",
+    "model.ffn_dim=16",
+    "model.num_heads=2",
+    "train.max_updates=1",
+    "train.final=last",
+]
+ENGLISH = "A dog runs .\nThe keys are here .\n"
+FRENCH = "Un chien court .\nLes clés sont ici .\n"
+
+
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory):
+    """A folder as that of Multi30k, with two sentences in each file."""
+    folder = tmp_path_factory.mktemp("raw")
+    for name in ("train", "val", "test_2016_flickr"):
+        (folder / f"{name}.en").write_text(ENGLISH)
+        (folder / f"{name}.fr").write_text(FRENCH)
+    return folder
+
+
+def test_french_by_name_from_raw_files(run, raw, tmp_path):
+    assert run("train", "multi30k-en-fr", *TINY, "--data", raw, "--out", tmp_path / "run")[0] == 0
+    _, own, _ = run("evaluate", tmp_path / "run", "--json")
+    metrics = json.loads(own)["metrics"]
+    assert metrics["bleu_tokenized"]["signature"].startswith("moses:fr,")
+    for files in (("--data", raw), ("--source", raw / "val.en", "--reference", raw / "val.fr")):
+        code, again, _ = run("evaluate", tmp_path / "run", *files, "--json")
+        assert (code, json.loads(again)["metrics"]) == (0, metrics)
+    code, _, err = run("evaluate", tmp_path / "run", "--data", raw, "--split", "mscoco")
+    assert (code, "has no split 'mscoco'; it has train, valid, test" in err) == (2, True)
+
+
+def test_the_output_of_any_system(run, raw):
+    files = ("--hypothesis", raw / "train.fr", "--reference", raw / "val.fr")
+    code, out, _ = run("evaluate", *files, "--target-lang", "fr", "--json")
+    metrics = json.loads(out)["metrics"]
+    assert (code, metrics["bleu"]["value"]) == (0, pytest.approx(100.0))
+    assert metrics["bleu_tokenized"]["signature"].startswith("moses:fr,")
+    _, out, _ = run("evaluate", *files)
+    assert "target language unknown: no BLEU on Moses tokens; name it with --target-lang" in out
+
+
+@pytest.mark.parametrize(("words", "sentence"), [
+    ((), "give the folder of a run, or --hypothesis with --reference"),
+    (("--hypothesis", "train.fr"), "--hypothesis goes with --reference"),
+    (("--hypothesis", "train.fr", "--reference", "short.fr"), "has 2 lines and short.fr has 1"),
+    (("--hypothesis", "train.fr", "--reference", "val.fr", "--target-lang", "French"), "'French' of the"),
+    ((".", "--source", "train.en"), "--source and --reference go together"),
+    ((".", "--text", "train.en", "--labels", "train.en"), "--labels and --text are two test sets; give one"),
+])  # fmt: skip
+def test_mistakes_are_one_sentence(run, raw, monkeypatch, words, sentence):
+    monkeypatch.chdir(raw)
+    (raw / "short.fr").write_text("Un chien .\n")
+    code, _, err = run("evaluate", *words)
+    assert (code, err.count("\n")) == (2, 1)
+    assert sentence in err
