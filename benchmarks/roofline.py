@@ -1,8 +1,9 @@
 """Predict the time of window attention on a GPU from counts of products, exponentials, arithmetic and bytes.
 
-Nothing here was measured on a GPU. The assumptions are the constants below, and `docs/gpu.md` discusses them.
+Nothing here was measured on a GPU. The assumptions are the constants below;
+`docs/explanation/gpu.md` discusses them.
 
-    python benchmarks/roofline.py             # the tables of docs/gpu.md
+    python benchmarks/roofline.py             # the tables of docs/explanation/gpu.md
     python benchmarks/roofline.py --keys 8192 --width 128 --boundary-dim 8
 """
 
@@ -58,7 +59,7 @@ class Problem(NamedTuple):
 
 
 def products(kind: str, step: str, p: Problem) -> float:
-    """Count the multiply-adds per query and key; each kernel's products are counted in docs/gpu.md."""
+    """Count the multiply-adds per query and key; docs/explanation/gpu.md counts them by kernel."""
     additive = kind == "additive"
     pointer, other = {"forward": (4, 3 if additive else 2), "backward": (10, 14 if additive else 9)}[step]
     return pointer * p.boundary_dim + other * p.width

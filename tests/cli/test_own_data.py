@@ -1,4 +1,4 @@
-"""Every command of docs/your-own-data.md runs, on tiny files and with tiny sizes."""
+"""Every command of docs/start/your-own-data.md runs, on tiny files and with tiny sizes."""
 
 import json
 import re
@@ -10,7 +10,7 @@ import pytest
 
 from diffwindow.cli import main
 
-PAGE = Path(__file__).parents[2] / "docs" / "your-own-data.md"
+PAGE = Path(__file__).parents[2] / "docs" / "start" / "your-own-data.md"
 TINY = (
     "model.embed_dim=16",
     "model.ffn_dim=16",

@@ -212,7 +212,7 @@ def test_generation_reads_and_writes_as_the_corpus_was_prepared(runs, monkeypatc
 
 DOCUMENTED = [
     line
-    for line in (Path(__file__).parents[2] / "docs/evaluation.md").read_text().splitlines()
+    for line in (Path(__file__).parents[2] / "docs/guides/evaluation.md").read_text().splitlines()
     if line.startswith("diffwindow ") and line != "diffwindow demo"
 ]
 
