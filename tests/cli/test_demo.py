@@ -1,4 +1,6 @@
-"""What the demo says and draws, without training anything."""
+"""What the demo says and draws."""
+
+import json
 
 import numpy as np
 
@@ -35,3 +37,23 @@ def test_the_picture_is_of_a_sentence_that_only_windows_get_right():
     assert telling_sentence(right, other, np.array([3, 0, 1, 3]))[0] == 2
     index, told = telling_sentence(other, right | other, np.array([0, 1, 2, 3]))
     assert (index, told.split()[:3]) == (3, ["there", "is", "no"])
+
+
+def test_demo_compares_three_attentions_and_draws(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run("demo", "--updates", "2", "--rows", "100")
+    assert code == 0
+    table = json.loads((tmp_path / "demo/demo.json").read_text())["table"]
+    assert [row["attention"] for row in table] == ["Global", "Enc(MW)", "Enc(AW)"]
+    assert all(row["attention"] in out for row in table)
+    # after two updates nobody has learned anything, and the demo says so
+    assert out.startswith("This seed shows no difference: the window model is right in ")
+    assert max(map(len, out.split("figure:")[0].splitlines())) <= 80
+    assert "figure: demo/windows.png" in out
+    assert (tmp_path / "demo/windows.png").read_bytes().startswith(b"\x89PNG")
+    assert "Enc(AW): 2 updates" in err
+    # done runs are not trained again, and say the same
+    again = run("demo", "--updates", "2", "--rows", "100")[1]
+    assert again.splitlines()[:8] == out.splitlines()[:8]
+    code, _, err = run("demo", "--updates", "2", "--rows", "200")
+    assert (code, err) == (2, "diffwindow: demo/data has 100 sentences, not 200; choose another --out\n")

@@ -1,6 +1,7 @@
-"""`evaluate` on new files, on raw files, and on the output of other systems."""
+"""`evaluate` on trained models, on new files, on raw files, and on the output of other systems."""
 
 import json
+import shutil
 
 import pytest
 
@@ -61,3 +62,62 @@ def test_mistakes_are_one_sentence(run, raw, monkeypatch, words, sentence):
     code, _, err = run("evaluate", *words)
     assert (code, err.count("\n")) == (2, 1)
     assert sentence in err
+
+
+def test_evaluate_prints_figures_with_their_signatures(run, runs):
+    code, out, _ = run("evaluate", runs / "translator")
+    assert code == 0
+    for way in ("bleu ", "bleu_tokenized", "bleu_compound_split", "chrf"):
+        (line,) = [line for line in out.splitlines() if line.strip().startswith(way)]
+        assert "version:" in line
+
+
+def test_evaluate_as_json_on_a_split(run, runs):
+    code, out, _ = run("evaluate", runs / "windows", "--split", "valid", "--json")
+    report = json.loads(out)
+    assert (code, report["split"], report["attention"]) == (0, "valid", "Enc(AW)")
+    assert report["metrics"]["accuracy"]["total"] == 20
+    assert {fit["layer"] for fit in report["metrics"]["windows"]} == {1, 2}
+
+
+def test_evaluate_compares_two_runs_on_the_same_examples(run, runs):
+    code, out, _ = run(
+        "evaluate", runs / "windows", "--against", runs / "plain", "--data", runs / "windows/data"
+    )
+    assert code == 0
+    assert "difference, first minus second" in out
+    assert ", p " in out
+    code, out, _ = run("evaluate", runs / "translator", "--against", runs / "translator", "--json")
+    comparison = json.loads(out)["against"]["comparison"]
+    assert comparison["bleu"]["p"] == 1.0
+    assert "bs:1000" in comparison["bleu"]["signature"]
+
+
+def test_a_model_folder_alone_works_with_a_corpus(run, runs):
+    code, out, _ = run("evaluate", runs / "language/model", "--data", runs / "text")
+    assert code == 0
+    assert "perplexity" in out
+    code, _, err = run("evaluate", runs / "language/model")
+    assert code == 2
+    assert "is not a run folder, so its corpus is unknown; give one with --data DIR" in err
+
+
+def test_an_average_is_evaluated_as_its_run_is(run, runs, tmp_path):
+    code, _, err = run("average", runs / "windows", "--last", "1", "--out", tmp_path / "averaged")
+    assert code == 0, err
+    reports = [
+        json.loads(run("evaluate", folder, "--data", runs / "windows/data", "--json")[1])["metrics"]
+        for folder in (tmp_path / "averaged", runs / "windows")
+    ]
+    assert reports[0] == reports[1]
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "task.json"])
+def test_a_flipped_bit_in_a_model_is_told(runs, run, tmp_path, name):
+    folder = shutil.copytree(runs / "plain/model", tmp_path / "model")
+    content = bytearray((folder / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (folder / name).write_bytes(content)
+    code, out, err = run("evaluate", folder, "--data", runs / "plain/data")
+    assert (code, out) == (2, "")
+    assert err == f"diffwindow: {folder / name} is damaged\n"

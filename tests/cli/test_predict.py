@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from model_folders import save_model
+from samples.model_folders import save_model
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ import json
 import pytest
 
 import diffwindow
-from model_folders import save_model
+from samples.model_folders import save_model
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from diffwindow.cli import main
 from diffwindow.data.corpora import recipe_of
 from diffwindow.data.prepare import prepare
 from diffwindow.data.store import Store
-from model_folders import save_model
+from samples.model_folders import save_model
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from diffwindow.inference.attention import (
 from diffwindow.special_tokens import EOS
 from diffwindow.tasks.trained_model import Trained
 from diffwindow.view.trace import GoldSpan
-from model_folders import SENTENCES, save_model
+from samples.model_folders import SENTENCES, save_model
 
 
 @pytest.fixture(scope="module")

@@ -6,11 +6,11 @@ import time
 import pytest
 import uvicorn
 
-from browser import expect, launched, opened
 from diffwindow.inference.attention import live_events
 from diffwindow.inference.server import bound_socket, create_app, server_config
 from diffwindow.tasks.trained_model import Trained
-from model_folders import save_model
+from samples.browser import expect, launched, opened
+from samples.model_folders import save_model
 
 
 @pytest.fixture(scope="module")

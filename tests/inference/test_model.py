@@ -10,7 +10,7 @@ from diffwindow.data.tokenizer import Tokenizer
 from diffwindow.decoding.generate import Sampling
 from diffwindow.decoding.search import Constraints
 from diffwindow.decoding.translate import Search
-from model_folders import SENTENCES, save_model
+from samples.model_folders import SENTENCES, save_model
 
 TEXTS = ["the old keys", "", "my lamp fell .", "the boats found the old cabinet here ."]
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from traces import random_layer, small_trace
 
-from browser import axe_script, expect, launched, opened
 from diffwindow.functional import soft_window
 from diffwindow.view.trace import AttentionTrace
+from samples.browser import axe_script, expect, launched, opened
 
 HOSTILE = ["<b>bold</b>", "</script>", "&amp;", "מפתח", "ال@@", "מפתחות"]
 

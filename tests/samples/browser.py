@@ -41,7 +41,7 @@ def launched():
 
 def axe_script():
     """Return the text of axe-core, which `npm install` in this folder brings."""
-    path = Path(__file__).parent / "node_modules/axe-core/axe.min.js"
+    path = Path(__file__).parents[1] / "node_modules/axe-core/axe.min.js"
     if not path.is_file():
         missing("axe-core (`npm install --prefix tests`)")
     return path.read_text(encoding="utf-8")

@@ -1,0 +1,36 @@
+"""`generate` as people call it, and what it hands the model."""
+
+from diffwindow.decoding import generate as generating
+from diffwindow.special_tokens import BOS, EOS
+from diffwindow.tasks.trained_model import Trained
+
+
+def test_generate_continues_the_prompt_the_same_for_a_seed(run, runs):
+    arguments = ["generate", runs / "language", "--prompt", "the keys", "--samples", "3", "--max-tokens", "8"]
+    code, out, _ = run(*arguments, "--top-k", "5", "--top-p", "0.9", "--seed", "7")
+    assert code == 0
+    assert len(out.splitlines()) == 3
+    assert all(line.startswith("the keys") for line in out.splitlines())
+    assert run(*arguments, "--top-k", "5", "--top-p", "0.9", "--seed", "7")[1] == out
+    _, greedy, _ = run("generate", runs / "language", "--temperature", "0", "--max-tokens", "3")
+    assert len(greedy.splitlines()) == 1
+
+
+def test_generation_reads_and_writes_as_the_corpus_was_prepared(runs, monkeypatch):
+    trained = Trained.load(runs / "language")
+    start, opened = generating.continuation_start, []
+
+    def recording(model, prompt, *, limit):
+        opened.append(prompt[0].tolist())
+        return start(model, prompt, limit=limit)
+
+    monkeypatch.setattr(generating, "continuation_start", recording)
+    greedy = generating.Sampling(temperature=0, max_tokens=1)
+    arguments = (trained.model, trained.tokenizer, "the keys.", greedy)
+    generating.continuations(*arguments)
+    (text,) = generating.continuations(*arguments, moses="en", running_text=True)
+    assert text.startswith("the keys.")
+    assert opened == [
+        [BOS, *trained.tokenizer.encode("the keys.")],
+        [EOS, *trained.tokenizer.encode("the keys .")],
+    ]

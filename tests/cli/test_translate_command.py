@@ -1,0 +1,75 @@
+"""`translate` as people call it."""
+
+from diffwindow.data.synthetic import reorder
+
+
+def test_translate_keeps_lines_and_order_from_stdin_and_files(run, runs, tmp_path):
+    lines = [example.source for example in reorder(6, part="test")]
+    lines.insert(3, "")
+    text = "\n".join(lines)
+    code, out, err = run("translate", runs / "translator", "--beam", "2", typed=text)
+    assert code == 0
+    translated = out.split("\n")
+    assert len(translated) == 7 + 1
+    assert translated[3] == ""
+    assert "7 lines" in err
+    (tmp_path / "in.txt").write_text(text)
+    arguments = ["--input", tmp_path / "in.txt", "--output", tmp_path / "out.txt", "--beam", "2"]
+    code, printed, _ = run("translate", runs / "translator", *arguments)
+    assert (code, printed) == (0, "")
+    assert (tmp_path / "out.txt").read_text() == out
+    # order is that of the input: the reverse gives the reverse
+    _, reverse, _ = run("translate", runs / "translator", "--beam", "2", typed="\n".join(lines[::-1]))
+    assert reverse.splitlines() == out.splitlines()[::-1]
+
+
+def test_translate_gives_n_best_with_scores_and_cuts_long_lines(run, runs):
+    source = next(reorder(1, part="test")).source
+    arguments = ["--beam", "4", "--nbest", "3", "--length-penalty", "1"]
+    _, out, _ = run("translate", runs / "translator", *arguments, typed=source)
+    ranked = [line.split(" ||| ") for line in out.splitlines()]
+    assert [number for number, *_ in ranked] == ["1", "1", "1"]
+    scores = [float(score) for *_, score in ranked]
+    assert scores == sorted(scores, reverse=True)
+    _, _, err = run("translate", runs / "translator", "--max-length", "4", "--beam", "1", typed=source)
+    assert "line 1 is long: translated in" in err
+
+
+def test_translate_takes_ensembles_samples_and_constraints(run, runs):
+    text = "the young doctor found the lamp .\n"
+    arguments = ["--temperature", "1", "--top-k", "5", "--nbest", "4", "--seed", "3", "--min-length", "2"]
+    code, out, _ = run("translate", runs / "translator", runs / "translator", *arguments, typed=text)
+    assert code == 0
+    assert len(out.splitlines()) == 4
+    assert run("translate", runs / "translator", runs / "translator", *arguments, typed=text)[1] == out
+    assert all(len(line.split(" ||| ")[1].split()) >= 2 for line in out.splitlines())
+    _, out, _ = run("translate", runs / "translator", "--no-repeat-ngram", "1", typed=text)
+    assert len(set(out.split())) == len(out.split())
+
+
+def test_interactive_answers_each_line(run, runs):
+    code, out, err = run(
+        "translate", runs / "translator", "--interactive", "--beam", "1", typed="the boat .\n\n"
+    )
+    assert (code, out.count("\n"), err) == (0, 2, "")
+
+
+def test_a_failed_translation_leaves_the_old_file(run, runs, tmp_path):
+    (tmp_path / "out.txt").write_text("old")
+    code, _, err = run(
+        "translate", runs / "translator", "--output", tmp_path / "out.txt", typed="ok\n\udcff\n"
+    )
+    assert (code, err) == (2, "diffwindow: stdin, line 2: not UTF-8 at byte 0\n")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("out.txt", "old")]
+
+
+def test_interrupted_translation_exits_with_130(run, runs, tmp_path, monkeypatch):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("diffwindow.decoding.translate.translate", interrupt)
+    code, _, err = run(
+        "translate", runs / "translator", "--output", tmp_path / "out.txt", typed="the boat .\n"
+    )
+    assert (code, err) == (130, f"diffwindow: interrupted; {tmp_path / 'out.txt'} was not written\n")
+    assert list(tmp_path.iterdir()) == []
