@@ -155,3 +155,58 @@ def test_a_row_without_keys_is_zero_with_zero_gradients():
 def test_an_unknown_expectation_is_named():
     with pytest.raises(ValueError, match="expectation='papper' is not one of 'paper', 'exact'"):
         f.soft_window(EYE[4], EYE[5], expectation="papper")
+
+
+def test_a_window_below_the_tolerance_is_zero_and_has_no_gradient():
+    # the left boundary at key 0 or 2, the right one at 1: keys 0-1 or 1-2
+    left = tensor([0.9, 0.0, 0.1], dtype=torch.float64, requires_grad=True)
+    right = tensor([0.0, 1.0, 0.0], dtype=torch.float64)
+    window = f.soft_window(left, right)
+    assert_close(window, tensor([0.9, 1.0, 0.1], dtype=torch.float64))
+    cut = f.soft_window(left, right, tolerance=0.2)
+    assert_close(cut, tensor([0.9, 1.0, 0.0], dtype=torch.float64))
+    (grad,) = torch.autograd.grad(cut[2], left)
+    assert_close(grad, torch.zeros_like(left))
+    # M at the tolerance stays
+    assert f.soft_window(left, right, tolerance=float(window[2].detach()))[2] > 0
+
+
+@given(st.integers(1, 9), st.integers(0, 99))
+def test_normalised_weights_are_the_softmax_times_the_window_over_its_sum(n, seed):
+    random = torch.Generator().manual_seed(seed)
+    score = torch.randn(3, n, generator=random, dtype=torch.float64)
+    window = torch.rand(3, n, generator=random, dtype=torch.float64) + 1e-3
+    product = score.softmax(-1) * window
+    weights = f.normalized_weights(score, window)
+    assert_close(weights, product / product.sum(-1, keepdim=True))
+    assert_close(weights, (score + window.log()).softmax(-1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_normalised_weights_where_the_largest_score_lies_outside(dtype):
+    score = tensor([[1e4, 0.0, 1.0, 500.0], [1e4, 1e4, 1e4, 1e4]], dtype=dtype, requires_grad=True)
+    window = tensor([[0.0, 0.5, 0.5, 0.0], [0.0, 0.0, 0.0, 0.0]], dtype=dtype, requires_grad=True)
+    weights = f.normalized_weights(score, window)
+    assert_close(weights[0, 1:3], score[0, 1:3].softmax(-1))
+    assert weights[0, ::3].tolist() == [0, 0]
+    assert weights[1].tolist() == [0] * 4
+    grads = torch.autograd.grad(
+        weights, (score, window), torch.tensor([[3.0, 1.0, 2.0, 5.0]] * 2, dtype=dtype)
+    )
+    for grad in grads:
+        assert grad.isfinite().all()
+        assert not grad[window == 0].any()
+        assert grad[0, 1:3].all()
+
+
+def test_normalised_weights_weigh_by_the_window_where_scores_are_lost_in_a_bias():
+    lowest = torch.full((1, 3), torch.finfo(torch.float32).min)
+    assert_close(f.normalized_weights(lowest, tensor([[0.0, 1.0, 3.0]])), tensor([[0.0, 0.25, 0.75]]))
+
+
+def test_normalised_weights_of_a_window_too_small_to_divide_by():
+    window = tensor([[1e-44, 1e-37]], requires_grad=True)
+    weights = f.normalized_weights(tensor([[80.0, 0.0]]), window)
+    assert weights.tolist() == [[0.0, 1.0]]
+    (grad,) = torch.autograd.grad(weights[0, 1], window)
+    assert grad.isfinite().all()

@@ -46,6 +46,8 @@ def test_the_default_is_the_first_half_rounded_up(num_layers, windowed):
         ("Enc(AW,Exact,Seg=3)@2-2", "Enc(AW,Seg=3,Exact)@2"),
         ("Enc(AW,Dim=8,Seg)", "Enc(AW,Seg,Dim=8)"),
         ("Dec(MW,Gate,Dim=8)", "Dec(MW,Dim=8,Gate)"),
+        ("Enc(MW,Dim=8,Norm,Exact,Seg=3)", "Enc(MW,Seg=3,Exact,Norm,Dim=8)"),
+        ("Dec(MW,Gate,Norm)@all", "Dec(MW,Norm,Gate)@all"),
         ("Enc(MW)@3-Enc(AW)@1-2", "Enc(AW)@1-2-Enc(MW)@3"),
         ("Enc(Rel=16)@all-Cr(Gauss=8)", "Enc(Rel)@all-Cr(Gauss=8)"),
         ("Global", "Global"),
@@ -69,7 +71,7 @@ def attentions(role):
         st.none() | st.integers(1, 99),
     )
     windows = st.builds(Attention, st.just("AW"), *options)
-    windows |= st.builds(Attention, st.just("MW"), *options, gate=st.booleans())
+    windows |= st.builds(Attention, st.just("MW"), *options, gate=st.booleans(), normalize=st.booleans())
     sized = [name for name, kind in KINDS.items() if role in kind.roles and kind.size is not None]
     return windows | st.builds(Attention, st.sampled_from(sized), st.integers(1, 99)) if sized else windows
 
@@ -98,6 +100,7 @@ def test_print_and_parse_are_inverse(data):
         ("Enc(AW,Seg=2,Seg)", 13, "Seg is there twice"),
         ("Enc(AW,Dim=0)", 11, "Dim is 0"),
         ("Enc(AW,Gate)", 7, "to a trained model, which AW does not have"),
+        ("Enc(AW,Norm)", 7, "divided by their sum, which AW does not have"),
         ("Enc(AW", 6, 'expected ")"'),
         ("Enc AW", 4, 'expected "(" after Enc'),
         ("Enc(AW)Dec(MW)", 7, 'expected "-" between two terms'),

@@ -1,5 +1,6 @@
 """The operations: their limits, masks, invariances, gradients and error messages."""
 
+import math
 from functools import partial
 from pathlib import Path
 from typing import get_args
@@ -121,6 +122,29 @@ def test_gradients_are_those_of_finite_differences(kind, segment_size, expectati
     torch.autograd.gradcheck(lambda *x: attend(kind, x[:4], x[4:], **options), leaves)
 
 
+@pytest.mark.parametrize("segment_size", [1, 2])
+@pytest.mark.parametrize("tolerance", [0.0, 0.6])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.usefixtures("unchecked")
+def test_gradients_of_a_normalised_window_with_a_tolerance(segment_size, tolerance, masked):
+    queries, keys = inputs(b=2, h=1, q=3, k=4, e=2)
+    mask = tensor([[True, True, False, True], [False, True, True, True]])[:, None, None] if masked else None
+    options = {"attn_mask": mask, "segment_size": segment_size, "window_tolerance": tolerance}
+    leaves = [x.requires_grad_() for x in (*queries, *keys)]
+
+    def normalised(*x):
+        return attend("multiplicative", x[:4], x[4:], normalize=True, **options)
+
+    window = ops.window_maps(
+        queries[0], keys[0], ops.Boundaries(queries[1], keys[1], queries[2], keys[2]), **options
+    ).window
+    if tolerance:
+        assert (window == 0).any()
+        assert (window > 0).any(-1).all()
+    torch.autograd.gradcheck(normalised, leaves)
+    torch.autograd.gradgradcheck(normalised, leaves)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_bias_is_added_to_the_score_and_not_to_the_pointers(kind):
     queries, keys = inputs()
@@ -223,6 +247,81 @@ def test_no_keys_at_all_gives_zeros():
     assert (attend("additive", queries, keys, segment_size=5) == 0).all()
 
 
+def test_a_normalised_window_attends_within_the_window():
+    queries, keys = inputs()
+    q, q_left, q_right, _ = queries
+    k, k_left, k_right, _, v = keys
+    boundaries = Boundaries(4 * q_left, k_left, 4 * q_right, k_right)
+    options = {"is_causal": True, "segment_size": 2, "window_tolerance": 0.2}
+    plain, normal = (ops.window_maps(q, k, boundaries, **options, normalize=on) for on in (False, True))
+    assert (plain.window == 0).any()
+    assert torch.equal(plain.window, normal.window)
+    sums = plain.weights.sum(-1, keepdim=True)
+    assert_close(normal.weights, plain.weights / sums.masked_fill(sums == 0, 1.0))
+    out = ops.multiplicative_window_attention(q, k, v, boundaries, **options, normalize=True)
+    assert_close(out, normal.weights @ v)
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_a_row_cut_to_nothing_gives_zeros_and_zero_gradients(normalize):
+    # both boundaries lie anywhere with the same probability: M ≤ (n + 1)²/2n² < 0.6
+    queries, keys = inputs(q=1, k=12)
+    leaves = [x.requires_grad_() for x in (*(x * 0.0 for x in queries), *keys)]
+    out = attend("multiplicative", leaves[:4], leaves[4:], window_tolerance=0.6, normalize=normalize)
+    assert not out.any()
+    grads = torch.autograd.grad(out.sum(), leaves, allow_unused=True, materialize_grads=True)
+    assert not any(grad.any() for grad in grads)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_error_of_a_tolerance_has_its_bound(kind):
+    queries, keys = inputs(q=9, k=20, e=8)
+    queries[1], queries[2] = queries[1] * 3, queries[2] * 3
+    exact = attend(kind, queries, keys)
+    for tolerance in (1e-4, 1e-2, 0.3):
+        error = (attend(kind, queries, keys, window_tolerance=tolerance) - exact).abs().max()
+        assert error > 0 or tolerance == 1e-4
+        if kind == "multiplicative":
+            assert error <= tolerance * keys[-1].abs().max()
+        else:
+            # scores that change by at most δ change weights by a factor of at most e^2δ
+            local = (queries[3] @ keys[3].mT).abs().max() / math.sqrt(8)
+            assert error <= torch.expm1(2 * tolerance * local) * keys[-1].abs().max()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_auto_takes_an_implementation_that_has_the_options(dtype):
+    queries, keys = inputs(dtype=dtype)
+    for options in (
+        {"window_tolerance": 0.1},
+        {"normalize": True},
+        {"window_tolerance": 0.1, "normalize": True},
+    ):
+        out = attend("multiplicative", queries, keys, **options)
+        expected = attend("multiplicative", queries, keys, impl="reference", **options)
+        assert_close(out, expected)
+
+
+def test_an_additive_window_is_not_normalised():
+    (q, *_), (k, *_) = inputs()
+    boundaries = Boundaries(q, k, q, k)
+    with pytest.raises(ValueError, match="normalize=True is for a multiplicative window"):
+        ops.window_maps(q, k, boundaries, (q, k), normalize=True)
+
+
+def test_dropout_of_a_normalised_window_drops_weights():
+    queries, keys = inputs(k=40)
+    torch.manual_seed(0)
+    q, q_left, q_right, _ = queries
+    k, k_left, k_right, *_ = keys
+    boundaries = Boundaries(q_left, k_left, q_right, k_right)
+    kept = ops.window_maps(q, k, boundaries, normalize=True).weights
+    dropped = ops.window_maps(q, k, boundaries, normalize=True, dropout_p=0.5).weights
+    alive = dropped != 0
+    assert 0.4 < alive.double().mean() < 0.6
+    assert_close(dropped[alive], 2 * kept[alive])
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_dropout_keeps_the_mean_and_is_seeded(kind):
     queries, keys = ([x.expand(4000, 1, -1, -1) for x in side] for side in inputs(b=1, h=1))
@@ -263,6 +362,9 @@ BAD = [
     ({"expectation": "exat"}, ValueError, "did you mean 'exact'"),
     ({"impl": "cuda"}, ValueError, "impl='cuda' is not one of"),
     ({"impl": "triton"}, ValueError, 'impl="triton" is not available'),
+    ({"window_tolerance": -0.1}, ValueError, "window_tolerance=-0.1 is not in 0 <= tolerance < 1"),
+    ({"window_tolerance": 1.0}, ValueError, "window_tolerance=1.0 is not in"),
+    ({"window_tolerance": math.nan}, ValueError, "window_tolerance=nan is not in"),
     ({"dropout_p": 1.5}, ValueError, "dropout_p=1.5 is not a probability"),
     ({"attn_mask": torch.zeros(5, 7)}, TypeError, "attn_mask is torch.float32; pass a boolean mask"),
     ({"attn_mask": torch.zeros(5, 7).long()}, TypeError, "attn_mask is torch.int64; pass a boolean mask"),

@@ -33,6 +33,8 @@ class Options(NamedTuple):
     expectation: Expectation = "paper"
     scale: float | None = None
     dropout_p: float = 0.0
+    window_tolerance: float = 0.0
+    normalize: bool = False
 
 
 def check_tensors(
@@ -62,9 +64,20 @@ def check_tensors(
             raise ValueError(f"{a} has head width {named[a].shape[-1]} and {b} has {named[b].shape[-1]}")
 
 
-def check_options(q: Tensor, k: Tensor, options: Options) -> None:
-    """Raise unless the options are in their ranges and fit `q` and `k`."""
+def window_threshold(tolerance: float, dtype: torch.dtype, *, normalize: bool) -> float:
+    """Return the value below which M counts as 0, for windows of the sums' type (fp32 or fp64).
+
+    It is the tolerance, but a normalised window has a floor: what is left of 1 − F below it is rounding,
+    which the division by a small sum would blow up.
+    """
+    return max(tolerance, 8 * torch.finfo(dtype).eps) if normalize else tolerance
+
+
+def check_options(q: Tensor, k: Tensor, options: Options, *, additive: bool) -> None:
+    """Raise unless the options are in their ranges, fit `q` and `k`, and fit the kind of window."""
     check_segment_size(options.segment_size)
+    check_tolerance(options.window_tolerance)
+    check_normalize(options.normalize, additive=additive)
     check_choice("expectation", options.expectation, EXPECTATIONS)
     check_dropout("dropout_p", options.dropout_p)
     mask, bias = options.attn_mask, options.attn_bias
@@ -108,6 +121,23 @@ def check_dropout(name: str, value: float) -> None:
     """Raise unless `value` is a probability."""
     if not 0.0 <= value <= 1.0:
         raise ValueError(f"{name}={value} is not a probability between 0 and 1")
+
+
+def check_tolerance(window_tolerance: float) -> None:
+    """Raise unless the tolerance is a value that M, which reaches 1 or more, can exceed."""
+    if not 0.0 <= window_tolerance < 1.0:
+        raise ValueError(
+            f"window_tolerance={window_tolerance} is not in 0 <= tolerance < 1; 0 keeps windows exact"
+        )
+
+
+def check_normalize(normalize: bool, *, additive: bool) -> None:
+    """Raise if an additive window is to be normalised."""
+    if normalize and additive:
+        raise ValueError(
+            "normalize=True is for a multiplicative window; the weights of an additive one are a softmax, "
+            "which sums to one already"
+        )
 
 
 def _check_device(name: str, x: Tensor, q: Tensor) -> None:

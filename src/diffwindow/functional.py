@@ -88,6 +88,7 @@ def soft_window(
     segment_size: int = 1,
     segment_origin: Int[Tensor, " b"] | None = None,
     expectation: Expectation = "paper",
+    tolerance: float = 0.0,
 ) -> Float[Tensor, "*lead k"]:
     """Compose two boundary distributions into a window: M = F_l ⊙ G_r + F_r ⊙ G_l (Eq. 9, 11).
 
@@ -95,6 +96,8 @@ def soft_window(
 
     The paper's M counts the case that both boundaries fall on one key (or in one segment) twice; "exact"
     takes it off once, so that M is the probability that a key lies between two independent boundaries.
+
+    M below `tolerance` is set to 0, with a gradient of 0.
 
     >>> one_hot = torch.eye(10)
     >>> soft_window(one_hot[8], one_hot[3])
@@ -106,14 +109,14 @@ def soft_window(
     f_right = rightward(phi_right, segment_size, segment_origin=segment_origin)
     g_right = leftward(phi_right, segment_size, segment_origin=segment_origin)
     window = f_left * g_right + f_right * g_left
-    if expectation == "paper":
-        return window
-    if segment_size == 1:
-        return window - phi_left * phi_right
-    # F and G share exactly the segment of the key, so F + G − Σφ is its mass.
-    mass_left = f_left + g_left - phi_left.sum(-1, keepdim=True)
-    mass_right = f_right + g_right - phi_right.sum(-1, keepdim=True)
-    return window - mass_left * mass_right
+    if expectation == "exact" and segment_size == 1:
+        window = window - phi_left * phi_right
+    elif expectation == "exact":
+        # F and G share exactly the segment of the key, so F + G − Σφ is its mass.
+        mass_left = f_left + g_left - phi_left.sum(-1, keepdim=True)
+        mass_right = f_right + g_right - phi_right.sum(-1, keepdim=True)
+        window = window - mass_left * mass_right
+    return window.masked_fill(window < tolerance, 0.0) if tolerance > 0 else window
 
 
 def masked_softmax(
@@ -175,6 +178,33 @@ def multiplicative_weights(
 ) -> Float[Tensor, "*lead q k"]:
     """Confine attention to the window: A = softmax(s) ⊙ M (Eq. 13), which need not sum to one."""
     return _dropout(masked_softmax(score, mask), dropout_p) * window
+
+
+def normalized_weights(
+    score: Float[Tensor, "*lead q k"],
+    window: Float[Tensor, "*lead q k"],
+    *,
+    mask: Bool[Tensor, "..."] | None = None,
+    dropout_p: float = 0.0,
+) -> Float[Tensor, "*lead q k"]:
+    """Confine attention to the window with weights that sum to one: A = softmax(s + log M).
+
+    A key with M = 0 is not seen: its weight and its gradients are 0. So is a row without any other key.
+
+    >>> window = torch.tensor([[0.0, 0.5, 1.0]])
+    >>> normalized_weights(torch.tensor([[99.0, 0.0, 0.0]]), window)
+    tensor([[0.0000, 0.3333, 0.6667]])
+    """
+    # subnormal numbers are none to divide by
+    seen = window >= torch.finfo(window.dtype).tiny
+    seen = seen if mask is None else seen & mask
+    logits = score.detach() + window.detach().masked_fill(~seen, 1.0).log()
+    # The log of the sum, up to rounding. A key outside the window may score higher, so it is not the score's.
+    shift = logits.masked_fill(~seen, torch.finfo(score.dtype).min).logsumexp(-1, keepdim=True)
+    # M stays a factor, so that its gradient needs no division by a small M.
+    weights = (score - shift).masked_fill(~seen, float("-inf")).exp() * window
+    total = weights.sum(-1, keepdim=True)
+    return _dropout(weights / total.masked_fill(total == 0, 1.0), dropout_p)
 
 
 def additive_weights(

@@ -3,6 +3,7 @@
     Enc(AW)-Cr(AW,Seg)-Dec(MW)      the paper's best model: windows in the first half of the layers
     Enc(AW,Seg=3)@1-2-Enc(MW)@3     segments of three keys in layers 1 and 2, another kind in layer 3
     Dec(MW,Exact)@all               all layers, without the double count of the paper's window
+    Enc(MW,Norm)                    weights divided by their sum: softmax(s + log M)
     Enc(AW,Dim=8)                   boundaries with a head width of 8, smaller than that of the scores
     Dec(MW,Gate)                    a gate per head, closed at the start: softmax(s) ⊙ (1 + g(M − 1))
     Enc(AW,Dist)                    a window and relative positions in one attention
@@ -200,6 +201,8 @@ def _option(scanner: _Scanner, role: Role, attention: Attention, before: list[st
         )
     if option == "Exact":
         return replace(attention, expectation="exact")
+    if option == "Norm":
+        return replace(attention, normalize=True)
     if option == "Gate":
         return replace(attention, gate=True)
     if option == "Dist":

@@ -22,6 +22,7 @@ from diffwindow.arguments import (
     check_options,
     check_segment_size,
     check_tensors,
+    window_threshold,
 )
 from diffwindow.kernels import operator, triton
 
@@ -55,6 +56,8 @@ Feature = Literal[
     "gradients of attn_bias",
     "heads of more than 512 bytes",
     "transforms of torch.func",
+    "window_tolerance",
+    "normalize",
 ]
 
 
@@ -117,6 +120,8 @@ def multiplicative_window_attention(
     expectation: Expectation = "paper",
     scale: float | None = None,
     dropout_p: float = 0.0,
+    window_tolerance: float = 0.0,
+    normalize: bool = False,
     impl: Impl = "auto",
 ) -> Float[Tensor, "b h q w"]:
     """Attend within a learned window: (softmax(scale · q kᵀ) ⊙ M) v.
@@ -127,13 +132,19 @@ def multiplicative_window_attention(
     `segment_origin` gives, for each sequence of the batch, the key where its segment grid starts.
     `dropout_p` acts between the softmax and the product with M. A query that sees no key gives zeros.
 
+    `window_tolerance` sets M to 0 where it is below: the output then differs from the exact one by at most
+    the tolerance times the largest |v|. `normalize` divides the weights by their sum, which makes them
+    softmax(s + log M); dropout then acts on them. There M below 8 roundings (1e-6 in fp32) counts as 0 too,
+    and the tolerance gives no bound: where all large scores lie outside the window, small M decide.
+
     >>> q = k = v = torch.ones(1, 1, 3, 2)
     >>> multiplicative_window_attention(q, k, v, Boundaries(q, k, q, k), is_causal=True)[0, 0, :, 0]
     tensor([2.0000, 1.0000, 0.7407])
     """
     options = Options(
-        attn_mask, attn_bias, is_causal, segment_size, segment_origin, expectation, scale, dropout_p
-    )
+        attn_mask, attn_bias, is_causal, segment_size, segment_origin, expectation, scale, dropout_p,
+        window_tolerance, normalize,
+    )  # fmt: skip
     return _window_attention(q, k, v, boundaries, None, options, impl)
 
 
@@ -153,11 +164,13 @@ def additive_window_attention(
     expectation: Expectation = "paper",
     scale: float | None = None,
     dropout_p: float = 0.0,
+    window_tolerance: float = 0.0,
     impl: Impl = "auto",
 ) -> Float[Tensor, "b h q w"]:
     """Attend everywhere, and more within a learned window: softmax(scale · (q kᵀ + q_local k_localᵀ ⊙ M)) v.
 
-    The options are those of `multiplicative_window_attention`; `dropout_p` acts on the weights.
+    The options are those of `multiplicative_window_attention`; `dropout_p` acts on the weights. With a
+    `window_tolerance` a score differs from the exact one by at most the tolerance times the local score.
 
     >>> q = k = v = torch.ones(1, 1, 3, 2)
     >>> out = additive_window_attention(q, k, v, q, k, Boundaries(q, k, q, k), is_causal=True)
@@ -165,8 +178,9 @@ def additive_window_attention(
     tensor([1., 1., 1.])
     """
     options = Options(
-        attn_mask, attn_bias, is_causal, segment_size, segment_origin, expectation, scale, dropout_p
-    )
+        attn_mask, attn_bias, is_causal, segment_size, segment_origin, expectation, scale, dropout_p,
+        window_tolerance,
+    )  # fmt: skip
     return _window_attention(q, k, v, boundaries, (q_local, k_local), options, impl)
 
 
@@ -184,14 +198,17 @@ def window_maps(
     expectation: Expectation = "paper",
     scale: float | None = None,
     dropout_p: float = 0.0,
+    window_tolerance: float = 0.0,
+    normalize: bool = False,
 ) -> WindowMaps:
     """Compute the weights, the window and its boundaries; multiplicative unless `local` is given."""
     options = Options(
-        attn_mask, attn_bias, is_causal, segment_size, segment_origin, expectation, scale, dropout_p
-    )
+        attn_mask, attn_bias, is_causal, segment_size, segment_origin, expectation, scale, dropout_p,
+        window_tolerance, normalize,
+    )  # fmt: skip
     # there are no values here; the keys stand for them
     check_tensors(q, k, k, boundaries, local)
-    check_options(q, k, options)
+    check_options(q, k, options, additive=local is not None)
     return _maps(q, k, boundaries, local, options)
 
 
@@ -272,6 +289,8 @@ def _needs(widest: int, options: Options) -> tuple[Feature, ...]:
         "gradients of attn_bias": bias is not None and bias.requires_grad and torch.is_grad_enabled(),
         "heads of more than 512 bytes": widest > 512,
         "transforms of torch.func": _is_transformed() or forward_ad._current_level >= 0,
+        "window_tolerance": options.window_tolerance > 0,
+        "normalize": options.normalize,
     }
     return tuple(feature for feature, wanted in asked.items() if wanted)
 
@@ -287,7 +306,7 @@ def _window_attention(
 ) -> Tensor:
     """Check the arguments and run the implementation that `impl` asks for."""
     check_tensors(q, k, v, boundaries, local)
-    check_options(q, k, options)
+    check_options(q, k, options, additive=local is not None)
     widest = max(x.shape[-1] * x.element_size() for x in (q, v, *boundaries, *(local or ())))
     chosen = choose_impl(impl, q, _needs(widest, options))
     if chosen != "reference":
@@ -329,12 +348,14 @@ def _maps(
         segment_size=options.segment_size,
         segment_origin=options.segment_origin,
         expectation=options.expectation,
+        tolerance=window_threshold(options.window_tolerance, phi_left.dtype, normalize=options.normalize),
     )
     score = functional.scores(q, k, scale, mask=mask)
     if options.attn_bias is not None:
         score = score + options.attn_bias
     if local is None:
-        weights = functional.multiplicative_weights(score, window, mask=mask, dropout_p=dropout_p)
+        weigh = functional.normalized_weights if options.normalize else functional.multiplicative_weights
+        weights = weigh(score, window, mask=mask, dropout_p=dropout_p)
     else:
         local_score = functional.scores(*local, scale, mask=mask)
         weights = functional.additive_weights(score, local_score, window, mask=mask, dropout_p=dropout_p)
@@ -347,7 +368,8 @@ def _reference(call: operator.Call) -> Tensor:
     local = None if call.q_local is None or call.k_local is None else (call.q_local, call.k_local)
     options = Options(
         call.attn_mask, call.attn_bias, call.is_causal, call.segment_size, call.segment_origin,
-        "exact" if call.exact else "paper", call.scale, call.dropout_p,
+        "exact" if call.exact else "paper", call.scale, call.dropout_p, call.window_tolerance,
+        call.normalize,
     )  # fmt: skip
     return _attend(call.q, call.k, call.v, boundaries, local, options)
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from unittest.mock import patch
 
 import torch
@@ -48,6 +49,8 @@ class Configuration:
     spread: float = 1.0
     seed: int = 0
     device: str = "cpu"
+    window_tolerance: float = 0.0  # about: `options` moves it to where no M is near
+    normalize: bool = False
 
     def generator(self) -> torch.Generator:
         return torch.Generator().manual_seed(self.seed)
@@ -85,6 +88,8 @@ def draw(seed: int, impl: str = "cpu") -> Configuration:
         grad_layout=choose(*LAYOUTS[:-1]),
         origin_dtype=choose(*ORIGINS),
         bias=choose("none", *BIASES) if "attn_bias" in support.features else "none",
+        window_tolerance=choose(0.0, 0.003, 0.1, 0.5) if "window_tolerance" in support.features else 0.0,
+        normalize=choose(True, False) if "normalize" in support.features else False,
     )
 
 
@@ -181,7 +186,7 @@ def options(config: Configuration) -> dict:
     origin = torch.randint(0, config.keys, (2 * config.batch,), generator=config.generator())[::2]
     origin = origin.to(config.origin_dtype)
     mask, bias = attention_mask(config), attention_bias(config)
-    return {
+    chosen = {
         "attn_mask": None if mask is None else mask.to(config.device),
         "attn_bias": None if bias is None else bias.to(config.device),
         "is_causal": config.causal,
@@ -190,6 +195,25 @@ def options(config: Configuration) -> dict:
         "expectation": config.expectation,
         "scale": config.scale,
     }
+    if config.window_tolerance > 0:
+        chosen["window_tolerance"] = clear_tolerance(config, chosen)
+    # additive windows do not take it
+    return chosen | ({"normalize": True} if config.normalize and not config.additive else {})
+
+
+def clear_tolerance(config: Configuration, chosen: dict) -> float:
+    """Find a tolerance near that of the configuration from which every M of the call is far.
+
+    An M that lies within a rounding of it is 0 in one implementation and not in another.
+    """
+    q, k, _, *pointers = (x.to(config.device) for x in tensors(config))
+    window = ops.window_maps(q, k, ops.Boundaries(*pointers[:4]), **chosen).window.flatten()
+    low, high = config.window_tolerance / 2, config.window_tolerance * 1.5
+    near = window[(window > low) & (window < high)].tolist()
+    edges = sorted([low, *near, high])
+    gap, start = max((after - before, before) for before, after in pairwise(edges))
+    assert gap > 1e-6, f"M is too dense around {config.window_tolerance}; take another configuration"
+    return start + gap / 2
 
 
 def as_views(inputs: list[Tensor]) -> list[Tensor]:

@@ -25,6 +25,7 @@ class Option(NamedTuple):
 OPTIONS = {
     "Seg": Option("windows by segment", "segment_size"),
     "Exact": Option("windows without the double count", "expectation"),
+    "Norm": Option("a multiplicative window's weights divided by their sum", "normalize"),
     "Dim": Option("the head width of a window's boundaries", "boundary_dim"),
     "Gate": Option(
         "a gate per head that starts closed, for adding a multiplicative window to a trained model", "gate"
@@ -42,7 +43,7 @@ KINDS = {
     "MW": Kind(
         "multiplicative window",
         partial(WindowAttention, window=WINDOWED["MW"]),
-        options=("Seg", "Exact", "Dim", "Gate", "Dist"),
+        options=("Seg", "Exact", "Norm", "Dim", "Gate", "Dist"),
     ),
     **BASELINES,
     **CAUSAL_BASELINES,
@@ -62,24 +63,31 @@ class Attention:
     boundary_dim: int | None = None
     gate: bool = False
     relative_size: int | None = None
+    normalize: bool = False
 
     def __str__(self) -> str:
         size = "" if self.size == KINDS[self.kind].size else f"={self.size}"
         segment = {1: "", SEGMENT_SIZE: ",Seg"}.get(self.segment_size, f",Seg={self.segment_size}")
         exact = ",Exact" if self.expectation == "exact" else ""
+        norm = ",Norm" if self.normalize else ""
         narrow = "" if self.boundary_dim is None else f",Dim={self.boundary_dim}"
         gate = ",Gate" if self.gate else ""
         relative = {None: "", RELATIVE_SIZE: ",Dist"}.get(self.relative_size, f",Dist={self.relative_size}")
-        return f"{self.kind}{size}{segment}{exact}{narrow}{gate}{relative}"
+        return f"{self.kind}{size}{segment}{exact}{norm}{narrow}{gate}{relative}"
 
 
 GLOBAL = Attention()
 
 
 def build_attention(
-    attention: Attention, embed_dim: int, num_heads: int, *, dropout: float = 0.0
+    attention: Attention,
+    embed_dim: int,
+    num_heads: int,
+    *,
+    dropout: float = 0.0,
+    window_tolerance: float = 0.0,
 ) -> StackedAttention:
-    """Build the module of an attention of the notation.
+    """Build the module of an attention of the notation; the tolerance is for windows.
 
     >>> build_attention(Attention("AW", segment_size=5), 16, 2).segment_size
     5
@@ -88,6 +96,8 @@ def build_attention(
     arguments = {OPTIONS[name].argument: getattr(attention, OPTIONS[name].argument) for name in kind.options}
     if kind.size is not None:
         arguments["size"] = kind.size if attention.size is None else attention.size
+    if attention.kind in WINDOWED:
+        arguments["window_tolerance"] = window_tolerance
     module = kind.build(embed_dim, num_heads, dropout=dropout, **arguments)
     module.kind = attention.kind
     return module

@@ -9,7 +9,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from diffwindow import functional, ops
-from diffwindow.arguments import EXPECTATIONS, Expectation, check_not_nested
+from diffwindow.arguments import (
+    EXPECTATIONS,
+    Expectation,
+    check_normalize,
+    check_not_nested,
+    check_tolerance,
+)
 from diffwindow.attention.plain_attention import plain_attention
 from diffwindow.attention.positions import distance_scores
 from diffwindow.attention.stacked_attention import Rotary, StackedAttention, check_heads
@@ -32,6 +38,9 @@ class WindowAttention(StackedAttention):
     `gate=True` gives a multiplicative window one learned g per head: the weights are
     softmax(s) ⊙ (1 + g(M − 1)), with g = 0 at the start, so that a window added to a trained model changes
     nothing at first. The paper has no gate.
+
+    `window_tolerance` sets M to 0 where it is below, which lets kernels skip keys outside the window.
+    `normalize=True` makes the weights of a multiplicative window sum to one: softmax(s + log M).
 
     `relative_size=16` adds q_i·a_{j−i}/√e to the scores, with the distance clipped (the keys' part of Shaw et
     al. 2018), for self-attention. Its gradient runs in plain PyTorch.
@@ -62,6 +71,8 @@ class WindowAttention(StackedAttention):
         window: Window = "additive",
         segment_size: int = 1,
         expectation: Expectation = "paper",
+        window_tolerance: float = 0.0,
+        normalize: bool = False,
         boundary_dim: int | None = None,
         gate: bool = False,
         relative_size: int | None = None,
@@ -77,6 +88,8 @@ class WindowAttention(StackedAttention):
         ops.check_choice("impl", impl, ops.IMPLS)
         ops.check_choice("positions", positions, POSITIONS)
         ops.check_segment_size(segment_size)
+        check_tolerance(window_tolerance)
+        check_normalize(normalize, additive=window == "additive")
         check_heads(embed_dim, num_heads)
         head_dim = embed_dim // num_heads
         boundary_dim = head_dim if boundary_dim is None else boundary_dim
@@ -94,6 +107,8 @@ class WindowAttention(StackedAttention):
         self.window = window
         self.segment_size = segment_size
         self.expectation: Expectation = expectation
+        self.window_tolerance = window_tolerance
+        self.normalize = normalize
         self.boundary_dim = boundary_dim
         self.batch_first = batch_first
         self.impl: ops.Impl = impl
@@ -188,13 +203,14 @@ class WindowAttention(StackedAttention):
         operation = (
             partial(ops.additive_window_attention, q, k, v, q_local[0], k_local[0])
             if self.window == "additive"
-            else partial(ops.multiplicative_window_attention, q, k, v)
+            else partial(ops.multiplicative_window_attention, q, k, v, normalize=self.normalize)
         )
         heads = operation(
             ops.Boundaries(q_left, k_left, q_right, k_right),
             **visibility._asdict(),
             segment_size=self.segment_size,
             expectation=self.expectation,
+            window_tolerance=self.window_tolerance,
             dropout_p=self._active_dropout(),
             impl=self.impl,
         )
@@ -224,6 +240,8 @@ class WindowAttention(StackedAttention):
             **visibility._asdict(),
             segment_size=self.segment_size,
             expectation=self.expectation,
+            window_tolerance=self.window_tolerance,
+            normalize=self.normalize,
         )
         if self.gate is None:
             return maps
@@ -247,6 +265,7 @@ class WindowAttention(StackedAttention):
         return (
             f"{self.embed_dim}, num_heads={self.num_heads}, window={self.window!r}, "
             f"segment_size={self.segment_size}, expectation={self.expectation!r}, "
+            f"window_tolerance={self.window_tolerance}, normalize={self.normalize}, "
             f"boundary_dim={self.boundary_dim}, gate={self.gate is not None}, "
             f"relative_size={self.relative_size}, rotary={self.rotary!r}, dropout={self.dropout}, "
             f"batch_first={self.batch_first}, impl={self.impl!r}"
@@ -320,7 +339,8 @@ def mix_heads(
 ) -> Float[Tensor, "b h q n"]:
     """Open the window of each head by its gate: (1 − g) · plain + g · windowed, exactly plain at g = 0.
 
-    The weights are softmax(s) ⊙ (1 + g(M − 1)), which is linear in M: so this also mixes outputs.
+    The weights are softmax(s) ⊙ (1 + g(M − 1)), which is linear in M: so this also mixes outputs. Those of a
+    normalised window are mixed with softmax(s) in the same way.
 
     >>> mix_heads(torch.ones(1, 2, 1, 1), torch.zeros(1, 2, 1, 1), torch.tensor([0.0, 0.25])).flatten()
     tensor([1.0000, 0.7500])

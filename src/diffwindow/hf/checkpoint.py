@@ -6,8 +6,9 @@ A folder holds `windows.safetensors`, and `windows.json` with the base model, it
 import hashlib
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from safetensors import safe_open
@@ -23,6 +24,19 @@ from diffwindow.models.weights import ModelFileError, read_weights, write_weight
 WEIGHTS, DESCRIPTION = "windows.safetensors", "windows.json"
 FORMAT = 1
 M = TypeVar("M", bound=PreTrainedModel)
+
+
+class Settings(NamedTuple):
+    """What `add_windows` needs to build the windows of a file again."""
+
+    plan: str
+    init: Any
+    window_tolerance: float
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> "Settings":
+        """Read the settings from a file's fields; older files have no tolerance."""
+        return cls(fields["plan"], fields["init"], fields.get("window_tolerance", 0.0))
 
 
 def save_windows(model: PreTrainedModel, folder: str | os.PathLike[str]) -> None:
@@ -42,6 +56,7 @@ def save_windows(model: PreTrainedModel, folder: str | os.PathLike[str]) -> None
         "diffwindow": __version__,
         "plan": record["plan"],
         "init": record["init"],
+        "window_tolerance": record.get("window_tolerance", 0.0),
         "base": {
             "name": model.config.name_or_path or None,
             "revision": getattr(model.config, "_commit_hash", None),
@@ -64,10 +79,10 @@ def load_windows(
     """
     path = _local(folder, revision)
     if (path / DESCRIPTION).is_file():
-        plan, init, tensors = _read(path, model, check_base=check_base)
+        settings, tensors = _read(path, model, check_base=check_base)
     else:
-        plan, init, tensors = _read_checkpoint(path)
-    add_windows(model, plan, init=init)
+        settings, tensors = _read_checkpoint(path)
+    add_windows(model, settings.plan, window_tolerance=settings.window_tolerance, init=settings.init)
     wanted = _window_tensors(model)
     problem = _misfit(tensors, wanted)
     if problem:
@@ -109,7 +124,7 @@ def _local(folder: str | os.PathLike[str], revision: str | None) -> Path:
     return Path(snapshot_download(str(folder), revision=revision, allow_patterns=patterns))
 
 
-def _read(path: Path, model: PreTrainedModel, *, check_base: bool) -> tuple[str, Any, dict[str, Tensor]]:
+def _read(path: Path, model: PreTrainedModel, *, check_base: bool) -> tuple[Settings, dict[str, Tensor]]:
     """Read a folder of `save_windows`, after checking that it is whole and belongs to this base."""
     description = read_json(path / DESCRIPTION)
     if description.get("format") != FORMAT:
@@ -118,13 +133,16 @@ def _read(path: Path, model: PreTrainedModel, *, check_base: bool) -> tuple[str,
             " use the diffwindow version that wrote it"
         )
     try:
-        plan, init, base = description["plan"], description["init"], description["base"]
+        settings, base = Settings.of(description), description["base"]
         expected, name, revision = base["fingerprint"], base["name"], base["revision"]
         checksum = description["sha256"]
     except (KeyError, TypeError) as error:
         raise ModelFileError(f"{path / DESCRIPTION} is damaged: it lacks {error}") from None
-    if not isinstance(plan, str):
-        raise ModelFileError(f"{path / DESCRIPTION} is damaged: its plan is {plan!r}")
+    if not isinstance(settings.plan, str):
+        raise ModelFileError(f"{path / DESCRIPTION} is damaged: its plan is {settings.plan!r}")
+    if not isinstance(settings.window_tolerance, int | float):
+        found = settings.window_tolerance
+        raise ModelFileError(f"{path / DESCRIPTION} is damaged: its window_tolerance is {found!r}")
     weights = path / WEIGHTS
     if not weights.is_file() or sha256_of(weights) != checksum:
         raise ModelFileError(f"{weights} is missing or damaged; save the windows again")
@@ -133,10 +151,10 @@ def _read(path: Path, model: PreTrainedModel, *, check_base: bool) -> tuple[str,
             f"the windows of {path} were trained on another base than this {type(model).__name__}: "
             f"{name or 'a model without a name'}, revision {revision or 'unknown'}; load that one"
         )
-    return plan, init, read_weights(weights)[0]
+    return settings, read_weights(weights)[0]
 
 
-def _read_checkpoint(path: Path) -> tuple[str, Any, dict[str, Tensor]]:
+def _read_checkpoint(path: Path) -> tuple[Settings, dict[str, Tensor]]:
     """Read the windows of a checkpoint that transformers wrote, in one file or several."""
     config = read_json(path / "config.json") if (path / "config.json").is_file() else {}
     record = config.get(RECORD)
@@ -148,7 +166,7 @@ def _read_checkpoint(path: Path) -> tuple[str, Any, dict[str, Tensor]]:
     for path_of_shard in sorted(path.glob("model*.safetensors")):
         with safe_open(path_of_shard, framework="pt") as shard:
             tensors |= {name: shard.get_tensor(name) for name in shard.keys() if f".{CHILD}." in name}  # noqa: SIM118
-    return record["plan"], record["init"], tensors
+    return Settings.of(record), tensors
 
 
 def _misfit(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> str | None:

@@ -26,18 +26,25 @@ def add_windows(
     *,
     layers: Layers | None = None,
     boundary_dim: int | None = None,
+    window_tolerance: float = 0.0,
     init: WindowInit = "identity",
 ) -> M:
     """Add windows to a pretrained model in place, and return it.
 
     `attention` is a notation, as "Enc(AW)-Cr(AW,Seg)-Dec(MW)"; `layers` and `boundary_dim` hold for its terms
-    that do not name their own. With `init="identity"` the outputs do not change until training opens the
-    windows; `init="paper"` starts at random. Models of `torch.nn` and of ours are taken as well: see
+    that do not name their own. `window_tolerance` sets all windows to 0 where they are below. With
+    `init="identity"` the outputs do not change until training opens the windows; `init="paper"` starts at
+    random. Models of `torch.nn` and of ours are taken as well: see
     `diffwindow.models.added_windows`.
     """
     if not isinstance(model, PreTrainedModel):
         return added_windows.add_windows(
-            model, attention, layers=layers, boundary_dim=boundary_dim, init=init
+            model,
+            attention,
+            layers=layers,
+            boundary_dim=boundary_dim,
+            window_tolerance=window_tolerance,
+            init=init,
         )
     plan = window_plan(attention, layers=layers, boundary_dim=boundary_dim, init=init)
     if any(_windows(model)):
@@ -51,12 +58,19 @@ def add_windows(
     for (module, name), chosen in planned(plan, slots):
         place = by_module[id(module)]
         _check_segments(place, chosen.segment_size)
-        window = AddedWindow(chosen, place.num_heads, place.head_dim, init=init)
+        window = AddedWindow(
+            chosen, place.num_heads, place.head_dim, window_tolerance=window_tolerance, init=init
+        )
         built.append((module, name, _like(window, module, model)))
     for module, name, window in built:
         module.add_module(name, window)
         module.register_forward_pre_hook(check_implementation)
-    record = {"plan": str(plan), "init": init, "before": model.config._attn_implementation}
+    record = {
+        "plan": str(plan),
+        "init": init,
+        "window_tolerance": window_tolerance,
+        "before": model.config._attn_implementation,
+    }
     setattr(model.config, RECORD, record)
     register()
     _set_implementation(model, IMPLEMENTATION)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 import torch
 from torch import Tensor
 
-from diffwindow.arguments import Boundaries, Options
+from diffwindow.arguments import Boundaries, Options, window_threshold
 
 # Called with a differentiable Call, computes its output in plain PyTorch.
 Reference = Callable[["Call"], Tensor]
@@ -43,6 +43,14 @@ class Call(NamedTuple):
     scale: float | None
     dropout_p: float
     backend: str
+    # the last have defaults, so that graphs exported before them still load
+    window_tolerance: float = 0.0
+    normalize: bool = False
+
+    @property
+    def threshold(self) -> float:
+        """The value below which M counts as 0; kernels sum in fp32."""
+        return window_threshold(self.window_tolerance, torch.float32, normalize=self.normalize)
 
     @property
     def differentiable(self) -> dict[str, Tensor]:
@@ -93,7 +101,7 @@ def window_attention(
     call = Call(
         q, k, v, *boundaries, q_local, k_local, options.attn_mask, options.attn_bias, options.segment_origin,
         seed, options.is_causal, options.segment_size, options.expectation == "exact", options.scale,
-        options.dropout_p, backend,
+        options.dropout_p, backend, options.window_tolerance, options.normalize,
     )  # fmt: skip
     out: Tensor
     out, _ = torch.ops.diffwindow.window_attention(*call)
@@ -237,6 +245,7 @@ def _register() -> torch.library.Library:
     names: dict[object, str] = {Tensor: "Tensor", Tensor | None: "Tensor?", float | None: "float?"}
     schema = ", ".join(
         f"{names.get(kind) or cast(type, kind).__name__} {name}"
+        + (f"={Call._field_defaults[name]}" if name in Call._field_defaults else "")
         for name, kind in Call.__annotations__.items()
     )
     library = torch.library.Library("diffwindow", "DEF")

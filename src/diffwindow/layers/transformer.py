@@ -30,6 +30,7 @@ class LayerOptions:
     norm: Norm = "post"
     init: Init = "stacked"
     rotary: Rotary | None = None
+    window_tolerance: float = 0.0
 
 
 class Residual(nn.Module):
@@ -59,7 +60,11 @@ class AttentionBlock(Residual):
     def __init__(self, options: LayerOptions, attention: Attention) -> None:
         super().__init__(options)
         self.attention = build_attention(
-            attention, options.embed_dim, options.num_heads, dropout=options.attention_dropout
+            attention,
+            options.embed_dim,
+            options.num_heads,
+            dropout=options.attention_dropout,
+            window_tolerance=options.window_tolerance,
         )
         if options.init != "stacked":
             self.attention.init_projections(options.init)

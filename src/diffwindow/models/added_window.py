@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from diffwindow import functional, ops
+from diffwindow.arguments import check_tolerance
 from diffwindow.attention.kinds import WINDOWED
 from diffwindow.attention.visibility import first_true
 from diffwindow.attention.window_attention import mix_heads
@@ -69,14 +70,22 @@ class AddedWindow(nn.Module):
     """
 
     def __init__(
-        self, attention: Attention, num_heads: int, head_dim: int, *, init: WindowInit = "identity"
+        self,
+        attention: Attention,
+        num_heads: int,
+        head_dim: int,
+        *,
+        window_tolerance: float = 0.0,
+        init: WindowInit = "identity",
     ) -> None:
         super().__init__()
+        check_tolerance(window_tolerance)
         width = attention.boundary_dim or head_dim
         if width > head_dim:
             raise ValueError(f"{attention} has wider boundaries than the heads, which are {head_dim} wide")
         self.attention = attention
         self.num_heads = num_heads
+        self.window_tolerance = window_tolerance
         self.init: WindowInit = init
         self.left = HeadPair(num_heads, head_dim, width)
         self.right = HeadPair(num_heads, head_dim, width)
@@ -121,7 +130,7 @@ class AddedWindow(nn.Module):
         if not torch.compiler.is_compiling():
             self.sample = _sample(q, k, attn_mask, segment_origin, scale, is_causal=is_causal)
         operation = (
-            partial(ops.multiplicative_window_attention, q, k, v)
+            partial(ops.multiplicative_window_attention, q, k, v, normalize=self.attention.normalize)
             if self.local is None
             else partial(ops.additive_window_attention, q, k, v, self.local(q), k)
         )
@@ -133,6 +142,7 @@ class AddedWindow(nn.Module):
             segment_size=self.attention.segment_size,
             segment_origin=segment_origin,
             expectation=self.attention.expectation,
+            window_tolerance=self.window_tolerance,
             scale=scale,
             dropout_p=dropout_p,
         )
@@ -174,6 +184,8 @@ class AddedWindow(nn.Module):
             segment_size=self.attention.segment_size,
             segment_origin=self.segment_origin(attn_mask, q.shape[0]),
             expectation=self.attention.expectation,
+            window_tolerance=self.window_tolerance,
+            normalize=self.attention.normalize,
             scale=scale,
         )
         if self.gate is None:
@@ -201,12 +213,16 @@ class AddedWindow(nn.Module):
             segment_size=self.attention.segment_size,
             segment_origin=origin,
             expectation="exact",
+            tolerance=self.window_tolerance,
         )
         return float(window.sum(-1).mean())
 
     def extra_repr(self) -> str:
         """Show the settings in the module's repr."""
-        return f"{self.attention}, num_heads={self.num_heads}, init={self.init!r}"
+        return (
+            f"{self.attention}, num_heads={self.num_heads}, window_tolerance={self.window_tolerance}, "
+            f"init={self.init!r}"
+        )
 
 
 def _sample(

@@ -30,11 +30,13 @@ def add_windows(
     *,
     layers: Layers | None = None,
     boundary_dim: int | None = None,
+    window_tolerance: float = 0.0,
     init: WindowInit = "identity",
 ) -> M:
     """Add windows to a plain model in place and return it; a single MultiheadAttention gives a new module.
 
     `attention` is a notation; `layers` and `boundary_dim` hold for its terms that do not name their own.
+    `window_tolerance` sets all windows to 0 where they are below.
     With `init="identity"` the outputs are those of the plain model: the queries of an additive window's local
     score start at zero, and a multiplicative window has a gate, which starts closed. `init="paper"` starts as
     the paper does, at random. The model is one of ours, a `torch.nn.MultiheadAttention`, or any module that
@@ -48,11 +50,13 @@ def add_windows(
     """
     plan = window_plan(attention, layers=layers, boundary_dim=boundary_dim, init=init)
     if isinstance(model, nn.MultiheadAttention):
-        return _windowed(model, _only_attention(plan), init)  # type: ignore[return-value]
+        return _windowed(model, _only_attention(plan), window_tolerance, init)  # type: ignore[return-value]
     if isinstance(model, PretrainedModel):
         _check_plain(model)
         # the config checks roles, layers and widths
-        config = type(model.config).read(model.config.model_dump() | {"attention": str(plan)})
+        config = type(model.config).read(
+            model.config.model_dump() | {"attention": str(plan), "window_tolerance": window_tolerance}
+        )
     slots = _slots(model)
     if not slots:
         raise ValueError(
@@ -61,7 +65,7 @@ def add_windows(
         )
     # all are built before the first one is put in place: an error leaves the model as it was
     built = [
-        (parent, name, _windowed(getattr(parent, name), chosen, init))
+        (parent, name, _windowed(getattr(parent, name), chosen, window_tolerance, init))
         for (parent, name), chosen in planned(plan, slots)
     ]
     for parent, name, window in built:
@@ -161,7 +165,9 @@ def _only_attention(plan: Plan) -> Attention:
     return plan.terms[0].attention
 
 
-def _windowed(plain: nn.Module, chosen: Attention, init: WindowInit) -> WindowAttention:
+def _windowed(
+    plain: nn.Module, chosen: Attention, window_tolerance: float, init: WindowInit
+) -> WindowAttention:
     """Build a window attention with the weights of a plain one, on its device and in its mode."""
     if not isinstance(plain, GlobalAttention | nn.MultiheadAttention):
         raise ValueError(f"windows are added to plain attention, not to {type(plain).__name__}")
@@ -172,6 +178,8 @@ def _windowed(plain: nn.Module, chosen: Attention, init: WindowInit) -> WindowAt
         window=WINDOWED[chosen.kind],
         segment_size=chosen.segment_size,
         expectation=chosen.expectation,
+        window_tolerance=window_tolerance,
+        normalize=chosen.normalize,
         boundary_dim=chosen.boundary_dim,
         gate=chosen.gate,
         dropout=plain.dropout,

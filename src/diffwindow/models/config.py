@@ -25,7 +25,8 @@ class ModelConfig(BaseModel):
     its canonical form. `init` initialises an attention's projections as one matrix ("stacked", the authors'
     way) or one by one ("separate"). `positions="rotary"` turns queries and keys of self-attention by their
     places, instead of adding sinusoids to the embeddings: the scores', the pointers' or both (`rotary`).
-    `positions="none"` leaves the order of tokens to the attention.
+    `positions="none"` leaves the order of tokens to the attention. `window_tolerance` sets all windows to 0
+    where they are below.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -43,6 +44,7 @@ class ModelConfig(BaseModel):
     positions: Positions = "sinusoidal"
     rotary: Rotary = "scores"
     attention: str = "Global"
+    window_tolerance: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
 
     @classmethod
     def stacks(cls) -> dict[Role, str]:
@@ -78,6 +80,7 @@ class ModelConfig(BaseModel):
             norm=self.norm,
             init=self.init,
             rotary=self.rotary if self.positions == "rotary" else None,
+            window_tolerance=self.window_tolerance,
         )
 
     @model_validator(mode="before")

@@ -192,7 +192,11 @@ def _layers(modules: Mapping[str, Captured], calls: Mapping[str, _Call]) -> list
         fields: dict[str, Any] = dict(call.arrays)
         settings = module.attention if isinstance(module, AddedWindow) else module
         if "window" in fields:
-            fields |= {"segment_size": settings.segment_size, "expectation": settings.expectation}
+            fields |= {
+                "segment_size": settings.segment_size,
+                "expectation": settings.expectation,
+                "window_tolerance": module.window_tolerance,
+            }
         layers.append(
             LayerMaps(
                 role=role,
@@ -250,9 +254,14 @@ def kind_of(module: Captured) -> str:
     'MW, segments of 5'
     """
     if isinstance(module, AddedWindow):
-        return str(module.attention)
+        return str(module.attention) + _tolerance_of(module)
     if not isinstance(module, WindowAttention):
         return module.kind
     kind = "AW" if module.window == "additive" else "MW"
     segments = f", segments of {module.segment_size}" if module.segment_size > 1 else ""
-    return kind + segments + (", exact" if module.expectation == "exact" else "")
+    exact = ", exact" if module.expectation == "exact" else ""
+    return kind + segments + exact + (", normalised" if module.normalize else "") + _tolerance_of(module)
+
+
+def _tolerance_of(module: WindowAttention | AddedWindow) -> str:
+    return f", tolerance {module.window_tolerance:g}" if module.window_tolerance else ""

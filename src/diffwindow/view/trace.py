@@ -41,6 +41,7 @@ class LayerMaps:
     segment_size: int = 1
     segment_origin: int = 0
     expectation: Expectation = "paper"
+    window_tolerance: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,7 @@ export function tokenMaps(layer, head, segmentSize, expectation) {
     const start = query * layer.numKeys;
     const row = (array) => part(array).subarray(start, start + layer.numKeys);
     const [left, right] = [row(layer.left), row(layer.right)];
-    maps.window.set(composeWindow(left, right, bounds, expectation), start);
+    maps.window.set(composeWindow(left, right, bounds, { expectation, tolerance: layer.window_tolerance }), start);
     maps.phiLeft.set(differences(left), start);
     maps.phiRight.set(differences(right), start);
   }

@@ -43,26 +43,28 @@ export function leftward(sums, { first }) {
  * Compose the prefix sums of two pointers into a window.
  *
  * The paper's window counts two boundaries in one segment (of one key or more) twice; "exact" subtracts
- * that case once, so that M is the probability that a key lies between the boundaries.
+ * that case once, so that M is the probability that a key lies between the boundaries. M below the
+ * tolerance is set to 0.
  */
-export function composeWindow(left, right, bounds, expectation) {
+export function composeWindow(left, right, bounds, { expectation = "paper", tolerance = 0 } = {}) {
   const fLeft = rightward(left, bounds);
   const gLeft = leftward(left, bounds);
   const fRight = rightward(right, bounds);
   const gRight = leftward(right, bounds);
   const window = fLeft.map((f, key) => f * gRight[key] + fRight[key] * gLeft[key]);
-  if (expectation === "paper") return window;
+  const cut = (value) => (value < tolerance ? 0 : value);
+  if (expectation === "paper") return window.map(cut);
   const totalLeft = left.length ? left[left.length - 1] : 0;
   const totalRight = right.length ? right[right.length - 1] : 0;
   return window.map((value, key) => {
     const massLeft = fLeft[key] + gLeft[key] - totalLeft;
     const massRight = fRight[key] + gRight[key] - totalRight;
-    return value - massLeft * massRight;
+    return cut(value - massLeft * massRight);
   });
 }
 
 /** Compose two distributions into a window: `functional.soft_window` for one row. */
-export function softWindow(phiLeft, phiRight, { segmentSize = 1, origin = 0, expectation = "paper" } = {}) {
+export function softWindow(phiLeft, phiRight, { segmentSize = 1, origin = 0, expectation = "paper", tolerance = 0 } = {}) {
   const bounds = segmentBounds(phiLeft.length, segmentSize, origin);
-  return composeWindow(prefixSums(phiLeft), prefixSums(phiRight), bounds, expectation);
+  return composeWindow(prefixSums(phiLeft), prefixSums(phiRight), bounds, { expectation, tolerance });
 }
