@@ -9,6 +9,7 @@ from diffwindow.reproduce.table import (
     AGREEMENT_10_VALID,
     EN_DE,
     LM,
+    LM_LONG,
     SST,
     SVA_SUBSET,
     TUNING,
@@ -72,7 +73,13 @@ BOUNDARIES = _ablation(
         for kind in ("AW", "MW")
         for narrow in ("", ",Dim=16", ",Dim=8", ",Dim=4", ",Dim=2")
     ),
-    (AGREEMENT_10, SST),
+    (AGREEMENT_10, SST, SVA_SUBSET),
+)
+TRANSLATION_BOUNDARIES = _ablation(
+    "translation-boundaries",
+    "Boundaries with a smaller head width than the scores', in translation",
+    tuple(f"Enc(AW{narrow})-Cr(AW,Seg{narrow})-Dec(MW{narrow})" for narrow in ("", ",Dim=8", ",Dim=2")),
+    (EN_DE,),
 )
 BASELINES = _ablation(
     "baselines",
@@ -137,6 +144,23 @@ DECODERS = Table(
         *(_rotary(text) for text in ("Global", "Dec(MW)", "Dec(AW)")),
     ),
 )
+
+
+def _long(attention: str, tolerance: str = "1e-3") -> Row:
+    """Return a row whose windows are 0 below a tolerance."""
+    return Row(f"{attention}, tolerance {tolerance}", attention, (f"model.window_tolerance={tolerance}",))
+
+
+LONG_TEXT = Table(
+    "long-text",
+    "Windows over long texts: do they become narrow enough to skip what lies outside?",
+    (LM_LONG,),
+    (
+        Row("Global"),
+        *(Row(text, text) for text in ("Dec(MW,Dim=8)@all", "Dec(MW,Norm,Dim=8)@all")),
+        *(_long(text) for text in ("Dec(MW,Dim=8)@all", "Dec(MW,Norm,Dim=8)@all")),
+    ),
+)
 AGREEMENT_TABLE = Table(
     "agreement",
     "Where the right window is known: generated agreement",
@@ -166,7 +190,8 @@ SENTENCES = _ablation(
 )
 
 ABLATIONS = (
-    *(TUNING_TABLE, TUNED, EXPECTATION, SEGMENTS, ENCODER_SEGMENTS, BOUNDARIES, BASELINES, TOGETHER),
+    *(TUNING_TABLE, TUNED, EXPECTATION, SEGMENTS, ENCODER_SEGMENTS, BOUNDARIES),
+    *(TRANSLATION_BOUNDARIES, BASELINES, TOGETHER, LONG_TEXT),
     *(AGREEMENT_TABLE, CIRCUMSTANCES_TABLE, DATA_SIZE, SENTENCES),
     *(ROTARY, POSITIONS, TRANSLATION_POSITIONS, DECODERS),
 )

@@ -166,6 +166,11 @@ _SMALL_LM = (
     *("train.max_tokens=2048", "train.max_updates=1000", "train.lr=2e-3", "train.warmup=200"),
     *("train.valid_every=250", "train.save_every=250", *_SHORT),
 )
+# a block of 1,024 holds as many tokens as 16 of 64, so fewer updates make an epoch
+_LONG = (
+    *("task.block_size=1024", "model.num_layers=2", "train.max_tokens=4096", "train.max_updates=500"),
+    *("train.valid_every=100", "train.save_every=100"),
+)
 _SMALL_IMDB = replace(_IMDB, overrides=(*_IMDB.overrides, "train.max_updates=2000"))
 _AGREEMENT_10 = Experiment("agreement", ("train.max_rows=64", "train.max_updates=600", *_SHORT), kept=100)
 MINI = Scale(
@@ -178,6 +183,7 @@ MINI = Scale(
         **under(RATES, "tuning-imdb", _SMALL_IMDB),
         "sva-subset": Experiment("sva", (*_SVA, "train.max_updates=1000")),
         "lm": Experiment("wikitext2", _SMALL_LM, vocab_size=4096),
+        "lm-long": Experiment("wikitext2", (*_SMALL_LM, *_LONG), vocab_size=4096),
         "agreement": Experiment("agreement", ("train.max_rows=128", *_SHORT)),
         "agreement-10": _AGREEMENT_10,
         "agreement-10-valid": _AGREEMENT_10,
@@ -204,7 +210,10 @@ SMOKE = Scale(
         **under(CIRCUMSTANCES, "agreement-10", _CLASSIFY),
         "en-de": _TRANSLATE,
         "en-fr": _TRANSLATE,
-        "lm": Experiment("wikitext2", (*_TINY, "model.num_layers=2"), "agreement", rows=200, task="lm"),
+        **dict.fromkeys(
+            ("lm", "lm-long"),
+            Experiment("wikitext2", (*_TINY, "model.num_layers=2"), "agreement", rows=200, task="lm"),
+        ),
     },
 )
 SCALES = {scale.name: scale for scale in (PAPER, MINI, SMOKE)}

@@ -93,6 +93,7 @@ SVA = Column("sva", "subject-verb agreement", "accuracy")
 # no figure of the paper: its test set is another one
 SVA_SUBSET = Column("sva-subset", "subject-verb agreement, a subset heavy in attractors", "accuracy")
 LM = Column("lm", "language modelling", "perplexity")
+LM_LONG = Column("lm-long", "language modelling in blocks of 1,024 words", "perplexity")
 AGREEMENT = Column("agreement", "generated agreement", "accuracy")
 AGREEMENT_10 = Column("agreement-10", "generated agreement, 10 % of the sentences", "accuracy")
 AGREEMENT_10_VALID = Column(
