@@ -150,7 +150,7 @@ def _row(trained: Trained, found: Evaluation, against: dict[str, Any]) -> Row:
 
 
 def _by_attractors(groups: dict[str, dict[str, Any]]) -> dict[str, float]:
-    """Give the accuracy with 0, 1, 2 and with 3 attractors or more, which are few."""
+    """Return the accuracy by number of attractors; three or more are counted together, since they are few."""
     kinds = {"0": ["0"], "1": ["1"], "2": ["2"], "3+": [count for count in groups if int(count) >= 3]}
     found = {}
     for name, counts in kinds.items():
@@ -161,7 +161,7 @@ def _by_attractors(groups: dict[str, dict[str, Any]]) -> dict[str, float]:
 
 
 def _lines(table: list[Row], sentences: int) -> list[str]:
-    """Say what was shown, then the figures, in lines of at most 80 columns."""
+    """Return the lines to print: what was shown, then the figures, 80 columns wide at most."""
     counts = list(table[0].by_attractors)
     body = [["attention", "parameters", "right, %", "95 %", "p", *counts]]
     for row in table:
@@ -185,7 +185,7 @@ def _lines(table: list[Row], sentences: int) -> list[str]:
 
 
 def _shown(table: list[Row], sentences: int) -> str:
-    """Say in a sentence what the comparison shows, or that it shows nothing."""
+    """Return one sentence: what the comparison shows, or that it shows nothing."""
     plain, window = table[0], table[-1]
     rates = (
         f"the window model is right in {window.accuracy:.1f} % of {sentences:,} sentences, the plain one in "

@@ -22,7 +22,7 @@ def hub_rows(path: str, config: str | None, split: str) -> Iterable[HubRow]:
 
 
 def instructions(corpus: Corpus, root: Path) -> str:
-    """Say what to put where when the hub does not have the corpus."""
+    """Return what to put where when the hub does not have the corpus."""
     if corpus.generate:
         return f"{corpus.name} is generated: diffwindow prepare {corpus.name} --out DIR"
     names = dict.fromkeys(name for split in corpus.splits for name in corpus.file_names(split))

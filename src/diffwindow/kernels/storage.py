@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 class UntrustedFolderError(OSError):
-    """Say who else could put code into a folder that libraries are loaded from."""
+    """Return who else could put code into a folder that libraries are loaded from, or None."""
 
 
 def digest_of(path: Path) -> str:

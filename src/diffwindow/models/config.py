@@ -119,7 +119,7 @@ class ModelConfig(BaseModel):
 
 
 def _sentence(error: ValidationError) -> str:
-    """Say the first thing that is wrong in one sentence: where, what, and with which value."""
+    """Return the first mistake as one sentence: where it is, what it is, and the value."""
     first = error.errors()[0]
     message = first["msg"].removeprefix("Value error, ")
     place = ".".join(map(str, first["loc"]))
