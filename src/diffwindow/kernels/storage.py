@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 class UntrustedFolderError(OSError):
-    """Return who else could put code into a folder that libraries are loaded from, or None."""
+    """Somebody else could put code into a folder that libraries are loaded from; the message says who."""
 
 
 def digest_of(path: Path) -> str:
