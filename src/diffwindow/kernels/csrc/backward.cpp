@@ -21,9 +21,10 @@ struct Panel {  // the state of a panel between tiles
   alignas(64) float total[kSides][kPanel];    // Σ φ dφ, short of a constant that cancels
 };
 
-int64_t padded(int64_t width) { return round_up(width, kPanel); }
+// The columns of rows that `scatter_tile` multiplies by: panels, or half of one.
+int64_t padded(int64_t width) { return width <= Narrow::lanes ? Narrow::lanes : round_up(width, kPanel); }
 
-struct Gradients {  // sums for a head's keys and values, fp32, rows zero-padded to sixteen columns
+struct Gradients {  // sums for a head's keys and values, fp32, rows zero-padded to `padded` columns
   float* keys[kMaxPairs] = {};
   float* values;
 
@@ -65,7 +66,7 @@ struct Workspace {
   float* grad_queries[kMaxPairs];             // panels [width][16]
   float* out_panel;
   float* copy[kMaxPairs + 1];
-  Panels pointer[kSides], slope[kSides];      // e^(score − max), and φ dφ short of the row's total: whole rows
+  Panels pointer[kSides], slope[kSides];      // φ, and φ dφ short of the row's total: whole rows
   Panels score, local, grad;                  // a tile
   float* bias;                                // a panel of a tile
   int8_t* visible;
@@ -104,15 +105,23 @@ struct PanelTile {  // a tile's data of one panel; the pointers' start at key 0,
   float *score, *local, *grad;
 };
 
-// From scores to gradients over a tile: score <- A, grad <- dS, local <- dO_local, pointer <- e^(score − max), slope <- φ dφ.
+// x <- e^(x − max) · factor
+void exponentiate(float* x, int64_t keys, const float* max, const float* factor) {
+  for (int64_t lane = 0; lane < kPanel; lane += kLanes) {
+    const vec top = load(max + lane), scale = load(factor + lane);
+    for (int64_t k = 0; k < keys; ++k)
+      store(x + k * kPanel + lane, exp(load(x + k * kPanel + lane) - top) * scale);
+  }
+}
+
+// From φ and scores to gradients over a tile: score <- A, grad <- dS, local <- dO_local, slope <- φ dφ. Multiplicative
+// scores are P already.
 template <bool Additive, bool Segment>
 void differentiate(const Grid& grid, int64_t begin, int64_t end, bool exact, const Dropout& dropout, Panel& panel,
                    const PanelTile& x) {
   const float overlap = exact ? 1.f : 0.f;
   for (int64_t lane = 0; lane < kPanel; lane += kLanes) {
     const vec top = load(panel.max[0] + lane), inverse = load(panel.inverse[0] + lane);
-    const vec top_left = load(panel.max[1] + lane), inverse_left = load(panel.inverse[1] + lane);
-    const vec top_right = load(panel.max[2] + lane), inverse_right = load(panel.inverse[2] + lane);
     const vec dot = load(panel.dot + lane);
     const vec left_before = load(panel.before[0] + lane), right_before = load(panel.before[1] + lane);
     vec left_here{}, right_here{};
@@ -122,16 +131,9 @@ void differentiate(const Grid& grid, int64_t begin, int64_t end, bool exact, con
       last = Segment ? std::min(grid.segment_end(first), end) : first + 1;
       vec mass_left{}, mass_right{};
       for (int64_t key = first; key < last; ++key) {
-        const int64_t at = key * kPanel + lane;
-        const vec left = exp(load(x.left + at) - top_left), right = exp(load(x.right + at) - top_right);
-        store(x.left + at, left);
-        store(x.right + at, right);
-        mass_left += left;
-        mass_right += right;
+        mass_left += load(x.left + key * kPanel + lane);
+        mass_right += load(x.right + key * kPanel + lane);
       }
-      // Sums are normalised as a whole, as in forward: the window that the local scores met there is met again here.
-      mass_left *= inverse_left;
-      mass_right *= inverse_right;
       left_here += mass_left;
       right_here += mass_right;
       const vec f_left = left_before + left_here, f_right = right_before + right_here;
@@ -151,7 +153,7 @@ void differentiate(const Grid& grid, int64_t begin, int64_t end, bool exact, con
           store(x.local + at, grad_score * window);
           grad_window += grad_score * local;
         } else {
-          const vec weight = exp(load(x.score + at) - top) * inverse;
+          const vec weight = load(x.score + at);
           store(x.score + at, weight * keep * window);
           store(x.grad + at, weight * (grad * window - dot));
           grad_window += grad * weight;
@@ -167,8 +169,8 @@ void differentiate(const Grid& grid, int64_t begin, int64_t end, bool exact, con
       total_right += mass_right * slope_right;
       for (int64_t key = first; key < last; ++key) {
         const int64_t at = key * kPanel + lane;
-        store(x.slope_left + at, load(x.left + at) * (slope_left * inverse_left));
-        store(x.slope_right + at, load(x.right + at) * (slope_right * inverse_right));
+        store(x.slope_left + at, load(x.left + at) * slope_left);
+        store(x.slope_right + at, load(x.right + at) * slope_right);
       }
     }
     store(panel.before[0] + lane, left_before + left_here);
@@ -194,15 +196,15 @@ void add_products(int64_t rows, const float* a, const float* b, float* dot) {
     }
 }
 
-// The softmax's gradient, φ dφ − φ Σ φ dφ, in the place of φ before it was normalised.
-void center(int64_t keys, const float* inverse, const float* total, const float* slope, float* phi) {
-  alignas(64) float factor[kPanel];
-  for (int64_t lane = 0; lane < kPanel; ++lane) factor[lane] = inverse[lane] * total[lane];
-  for (int64_t k = 0; k < keys; ++k)
-    for (int64_t lane = 0; lane < kPanel; lane += kLanes) {
+// The softmax's gradient, φ dφ − φ Σ φ dφ.
+void center(int64_t keys, const float* total, const float* slope, const float* phi, float* grad) {
+  for (int64_t lane = 0; lane < kPanel; lane += kLanes) {
+    const vec sum = load(total + lane);
+    for (int64_t k = 0; k < keys; ++k) {
       const int64_t at = k * kPanel + lane;
-      store(phi + at, load(slope + at) - load(phi + at) * load(factor + lane));
+      store(grad + at, load(slope + at) - load(phi + at) * sum);
     }
+  }
 }
 
 template <bool Additive, bool Segment>
@@ -286,6 +288,10 @@ class Backward {
       hide(p_, block, i, w_.visible, first, end, 0, x.left);
       hide(p_, block, i, w_.visible, first, end, 0, x.right);
       hide(p_, block, i, w_.visible, first, end, first, x.score);
+      exponentiate(x.left + first * kPanel, end - first, panels_[i].max[kLeft], panels_[i].inverse[kLeft]);
+      exponentiate(x.right + first * kPanel, end - first, panels_[i].max[kRight], panels_[i].inverse[kRight]);
+      if constexpr (!Additive)
+        exponentiate(x.score, end - first, panels_[i].max[kScore], panels_[i].inverse[kScore]);
       dropout_.seed_panel(p_, head_.b, head_.h, block.query + i * kPanel);
       differentiate<Additive, Segment>(grid_, first, end, p_.is_exact, dropout_, panels_[i], x);
     }
@@ -298,12 +304,11 @@ class Backward {
 
   void sweep_pointers(const Block& block, int64_t first, int64_t last) {
     for (int side = 0; side < kSides; ++side) {
-      const Panels grad = at(w_.pointer[side], first), slope = at(w_.slope[side], first);
+      const Panels phi = at(w_.pointer[side], first), slope = at(w_.slope[side], first);
       for (int64_t i = 0; i < block.panels; ++i)
-        center(block.end(i, last) - first, panels_[i].inverse[kLeft + side], panels_[i].total[side], panel(slope, i),
-               panel(grad, i));
-      if (!block.whole(last)) clear_unseen(block, first, last, grad);
-      send(block, kLeft + side, first, last, grad);
+        center(block.end(i, last) - first, panels_[i].total[side], panel(slope, i), panel(phi, i), panel(w_.grad, i));
+      if (!block.whole(last)) clear_unseen(block, first, last, w_.grad);
+      send(block, kLeft + side, first, last, w_.grad);
     }
   }
 

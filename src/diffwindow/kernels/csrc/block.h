@@ -173,6 +173,9 @@ inline void gather_tile(const Block& block, int64_t first, int64_t last, Matrix 
 // out[key][width] += A rows over the block's queries: dV from A and dO, or dK from dS and Q. Hidden weights are zeros.
 inline void scatter_tile(const Block& block, int64_t first, int64_t last, Panels weights, const float* rows,
                          int64_t stride, float* out) {
+  if (stride == Narrow::lanes)
+    return gemm<false, Narrow>({last - first, 1, block.panels, kPanel}, {weights.data, kPanel, weights.step},
+                               {rows, stride, 0}, {out + first * stride, stride, 0, true});
   gemm<false>({last - first, stride / kPanel, block.panels, kPanel}, {weights.data, kPanel, weights.step},
               {rows, stride, kPanel}, {out + first * stride, stride, kPanel, true});
 }

@@ -1,11 +1,18 @@
-// The matrix product that all kernels use: C (+)= A B, sixteen columns of B at a time.
+// The matrix product that all kernels use: C (+)= A B, sixteen columns of B at a time, or eight if it has no more.
 #pragma once
 #include "vec.h"
 
 namespace dw {
 
-// A's rows that share the registers: rows × parts accumulators hide the latency of the multiply-adds.
-constexpr int64_t kRows = 6 * (kLanes / 8);
+// What the registers hold of C: `parts` vectors of as many rows as hide the latency of the multiply-adds.
+struct Wide {
+  typedef vec vector;
+  static constexpr int64_t lanes = kLanes, parts = kParts, rows = 6 * (kLanes / 8);
+};
+struct Narrow {
+  typedef vec8 vector;
+  static constexpr int64_t lanes = 8, parts = 1, rows = 12;
+};
 
 struct Left {  // A, in chunks along the inner dimension; element (i, p) at i * stride + p, or transposed
   const float* data;
@@ -28,9 +35,11 @@ struct Extent {
 };
 
 // As many rows as the registers hold, for all panels.
-template <int64_t Rows, bool Transposed>
+template <typename Shape, int64_t Rows, bool Transposed>
 __attribute__((noinline)) void multiply(const Extent& n, const float* left, const Left& a, const Right& b, float* out,
                                         const Result& c) {
+  using V = typename Shape::vector;
+  constexpr int64_t lanes = Shape::lanes, parts = Shape::parts;
   const int64_t left_stride = a.stride, right_stride = b.stride, out_stride = c.stride, chunk = n.chunk;
   const bool add = c.add;
   const float* right = b.data;
@@ -38,43 +47,43 @@ __attribute__((noinline)) void multiply(const Extent& n, const float* left, cons
     // Prefetch C, which may be far away and is needed last.
     if (add)
       for (int64_t i = 0; i < Rows; ++i) __builtin_prefetch(out + i * out_stride, 1);
-    vec sum[Rows][kParts] = {};
+    V sum[Rows][parts] = {};
     const float* y = right;
     for (int64_t step = 0; step < n.chunks; ++step) {
       const float* x = left + step * a.chunk_step;
       for (int64_t p = 0; p < chunk; ++p) {
-        vec row[kParts];
-        for (int64_t j = 0; j < kParts; ++j) row[j] = load(y + j * kLanes);
+        V row[parts];
+        for (int64_t j = 0; j < parts; ++j) row[j] = *reinterpret_cast<const V*>(y + j * lanes);
         for (int64_t i = 0; i < Rows; ++i) {
-          const vec value = splat(Transposed ? x[i] : x[i * left_stride]);
-          for (int64_t j = 0; j < kParts; ++j) sum[i][j] += value * row[j];
+          const V value = (Transposed ? x[i] : x[i * left_stride]) - V{};
+          for (int64_t j = 0; j < parts; ++j) sum[i][j] += value * row[j];
         }
         y += right_stride;
         x += Transposed ? left_stride : 1;
       }
     }
     for (int64_t i = 0; i < Rows; ++i)
-      for (int64_t j = 0; j < kParts; ++j) {
-        float* at = out + i * out_stride + j * kLanes;
-        store(at, add ? load(at) + sum[i][j] : sum[i][j]);
+      for (int64_t j = 0; j < parts; ++j) {
+        V* at = reinterpret_cast<V*>(out + i * out_stride + j * lanes);
+        *at = add ? *at + sum[i][j] : sum[i][j];
       }
   }
 }
 
-template <bool Transposed, int64_t Rows = kRows>
+template <typename Shape, bool Transposed, int64_t Rows = Shape::rows>
 DW_INLINE void multiply_rows(int64_t rows, const Extent& n, const float* left, const Left& a, const Right& b,
                              float* out, const Result& c) {
-  if (rows == Rows) return multiply<Rows, Transposed>(n, left, a, b, out, c);
-  if constexpr (Rows > 1) multiply_rows<Transposed, Rows - 1>(rows, n, left, a, b, out, c);
+  if (rows == Rows) return multiply<Shape, Rows, Transposed>(n, left, a, b, out, c);
+  if constexpr (Rows > 1) multiply_rows<Shape, Transposed, Rows - 1>(rows, n, left, a, b, out, c);
 }
 
-template <bool Transposed>
+template <bool Transposed, typename Shape = Wide>
 __attribute__((noinline)) void gemm(const Extent n, const Left a, const Right b, const Result c) {
-  const int64_t groups = (n.rows + kRows - 1) / kRows;
+  const int64_t groups = (n.rows + Shape::rows - 1) / Shape::rows;
   for (int64_t group = 0, i = 0; group < groups; ++group) {
     // Groups of equal size: a short last group would leave the multiply-add units idle.
     const int64_t rows = n.rows / groups + (group < n.rows % groups);
-    multiply_rows<Transposed>(rows, n, a.data + i * (Transposed ? 1 : a.stride), a, b, c.data + i * c.stride, c);
+    multiply_rows<Shape, Transposed>(rows, n, a.data + i * (Transposed ? 1 : a.stride), a, b, c.data + i * c.stride, c);
     i += rows;
   }
 }

@@ -38,18 +38,16 @@ DW_INLINE void store(float* p, vec x) { *reinterpret_cast<vec*>(p) = x; }
 DW_INLINE vec splat(float x) { return x - vec{}; }  // not 0 + x, which would have to be added for the sign of zero
 DW_INLINE vec larger(vec a, vec b) { return a > b ? a : b; }
 
-// e^x for x ≤ 0 to about an ulp: 2^n e^f with |f| ≤ ln 2 / 2. Below the normal numbers, and at -inf, it is 0; NaN stays NaN.
+// e^x for x ≤ 0: 2^n 2^f with |f| ≤ 1/2, within 1e-7 of the largest result. The polynomial is split up, since a chain of
+// its multiply-adds would wait for each. Below the normal numbers, and at -inf, it is 0; NaN stays NaN; e^0 is 1.
 DW_INLINE vec exp(vec x) {
   constexpr float round = 12582912.f;  // 1.5 · 2^23: adding it leaves the nearest integer in the low bits
-  const vec shifted = x * 1.44269504088896341f + round;
-  const vec n = shifted - round;
-  const vec f = (x - n * 0.693359375f) - n * -2.12194440e-4f;
-  vec p = f * 1.9875691500e-4f + 1.3981999507e-3f;
-  p = p * f + 8.3334519073e-3f;
-  p = p * f + 4.1665795894e-2f;
-  p = p * f + 1.6666665459e-1f;
-  p = p * f + 5.0000001201e-1f;
-  p = p * (f * f) + f + 1.f;
+  constexpr float log2e = 1.44269504088896341f;
+  const vec shifted = x * log2e + round;
+  const vec f = x * log2e - (shifted - round), f2 = f * f;
+  const vec low = f * 0.693147242f + 1.f, middle = f * 0.0555031039f + 0.240226522f;
+  const vec high = f2 * 1.55946778e-4f + (f * 1.34066434e-3f + 9.61769279e-3f);
+  const vec p = (f2 * high + middle) * f2 + low;
   const uvec bits = (uvec)p + ((uvec)shifted << 23);
   return (vec)(bits & ~(uvec)(x < -87.f));
 }
