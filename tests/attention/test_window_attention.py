@@ -501,6 +501,8 @@ def test_in_torchs_decoder(window):
         ({"boundary_dim": 5}, ValueError, "boundary_dim=5 is not a width from 1 to that of a head, 4"),
         ({"boundary_dim": 2.5}, TypeError, "boundary_dim=2.5 is not an integer"),
         ({"gate": True}, ValueError, "gate=True is for window=\"multiplicative\", not 'additive'"),
+        ({"normalize": True}, ValueError, "normalize=True is for a multiplicative window"),
+        ({"window_tolerance": 1}, ValueError, "window_tolerance=1 is not in 0 <= tolerance < 1"),
         ({"dropout": -0.1}, ValueError, "dropout=-0.1 is not a probability"),
         ({"impl": "gpu"}, ValueError, "impl='gpu' is not one of"),
     ],

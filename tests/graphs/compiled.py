@@ -19,6 +19,8 @@ CASES = [
 ]
 ROTARY = {"window": "multiplicative", "positions": "rotary", "rotary": "both"}
 
+NORMALISED = {"window": "multiplicative", "window_tolerance": 0.3, "normalize": True}
+
 
 def inputs(length: int) -> tuple[torch.Tensor, torch.Tensor]:
     mask = torch.zeros(2, length, dtype=torch.bool)
@@ -56,7 +58,7 @@ def check_export(attention: WindowAttention) -> None:
 
 if __name__ == "__main__":
     torch.manual_seed(0)
-    for case in (*CASES, ROTARY):
+    for case in (*CASES, ROTARY, NORMALISED):
         check_compile(WindowAttention(16, 2, **case), "aot_eager")
         check_export(WindowAttention(16, 2, **case))
     check_compile(WindowAttention(16, 2, **CASES[1]), "inductor")

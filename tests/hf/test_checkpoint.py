@@ -11,12 +11,12 @@ from diffwindow.hf import add_windows, load_windows, save_windows, windows_of
 from diffwindow.models.added_window import AddedWindow
 from diffwindow.models.weights import ModelFileError
 
-PLAN = "Enc(AW,Dim=2)-Cr(AW,Seg)-Dec(MW)@all"
+PLAN = "Enc(AW,Dim=2)-Cr(AW,Seg)-Dec(MW,Norm)@all"
 
 
 @pytest.fixture
 def saved(tmp_path):
-    model = open_windows(add_windows(model_of("t5"), PLAN))
+    model = open_windows(add_windows(model_of("t5"), PLAN, window_tolerance=0.3))
     save_windows(model, tmp_path)
     return tmp_path, model
 
@@ -25,6 +25,8 @@ def test_save_and_load(saved):
     folder, model = saved
     loaded = load_windows(model_of("t5"), folder)
     assert_close(outputs_of("t5", loaded), outputs_of("t5", model))
+    windows = [module for module in loaded.modules() if isinstance(module, AddedWindow)]
+    assert {window.window_tolerance for window in windows} == {0.3}
     state = model.state_dict()
     assert all(torch.equal(x, state[name]) for name, x in loaded.state_dict().items())
     assert {path.name for path in folder.iterdir()} == {"windows.safetensors", "windows.json"}
@@ -51,6 +53,7 @@ def test_damage_is_found(saved):
     for change, message in (
         ({"format": 2}, "has format 2, and this version reads 1"),
         ({"base": {}}, "is damaged: it lacks 'fingerprint'"),
+        ({"window_tolerance": "wide"}, "is damaged: its window_tolerance is 'wide'"),
         ({"plan": 5}, "is damaged: its plan is 5"),
     ):
         (folder / "windows.json").write_text(json.dumps(description | change))

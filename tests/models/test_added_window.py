@@ -17,8 +17,8 @@ def seed():
     torch.manual_seed(0)
 
 
-def opened(attention):
-    window = AddedWindow(attention, num_heads=4, head_dim=6)
+def opened(attention, **settings):
+    window = AddedWindow(attention, num_heads=4, head_dim=6, **settings)
     with torch.no_grad():
         for parameter in window.parameters():
             parameter.copy_(torch.randn_like(parameter) * 0.5)
@@ -30,11 +30,21 @@ def heads(queries=5, keys=7):
     return (torch.randn(3, h, n, 6).double() for h, n in ((4, queries), (2, keys), (2, keys)))
 
 
-@pytest.mark.parametrize(("kind", "gate"), [("AW", False), ("MW", False), ("MW", True)])
+@pytest.mark.parametrize(
+    ("kind", "gate", "normalize", "tolerance"),
+    [
+        ("AW", False, False, 0.0),
+        ("AW", False, False, 0.3),
+        ("MW", False, False, 0.0),
+        ("MW", True, False, 0.0),
+        ("MW", True, True, 0.3),
+    ],
+)
 @pytest.mark.parametrize("segment_size", [1, 2])
-def test_outputs_are_those_of_the_equations(kind, gate, segment_size):
+def test_outputs_are_those_of_the_equations(kind, gate, normalize, tolerance, segment_size):
     """A head at a time, with padding on the left, a bias, and keys that are not projected again."""
-    window = opened(Attention(kind, segment_size=segment_size, boundary_dim=2, gate=gate))
+    settings = {"segment_size": segment_size, "boundary_dim": 2, "gate": gate, "normalize": normalize}
+    window = opened(Attention(kind, **settings), window_tolerance=tolerance)
     q, k, v = heads()
     bias = torch.randn(1, 4, 5, 7).double()
     mask = torch.ones(3, 1, 1, 7, dtype=torch.bool)
@@ -50,13 +60,21 @@ def test_outputs_are_those_of_the_equations(kind, gate, segment_size):
             score(pair).masked_fill(~visible, -torch.inf).softmax(-1) for pair in (window.left, window.right)
         )
         m = functional.soft_window(
-            phi_left, phi_right, segment_size=segment_size, segment_origin=torch.tensor([0, 3, 0])
+            phi_left,
+            phi_right,
+            segment_size=segment_size,
+            segment_origin=torch.tensor([0, 3, 0]),
+            tolerance=tolerance,
         )
+        assert (m == 0).any() or not tolerance
         scores = SCALE * x @ y.mT + bias[:, head]
         if kind == "AW":
             scores = scores + score(window.local) * m
         weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
-        if kind == "MW":
+        if normalize:
+            inside = weights * m / (weights * m).sum(-1, keepdim=True)
+            weights = weights + window.gate[head] * (inside - weights)
+        elif kind == "MW":
             weights = weights * (1 + window.gate[head] * (m - 1) if gate else m)
         assert_close(found[:, head], weights @ z)
 

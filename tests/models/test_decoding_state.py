@@ -25,6 +25,7 @@ def padded_sources():
     [
         *((attention, {}) for attention in notations()),
         ("Enc(AW)-Cr(AW,Seg)-Dec(MW)", {"norm": "pre"}),
+        ("Enc(AW)@all-Cr(MW,Norm)@all-Dec(MW,Norm)@all", {"window_tolerance": 0.3}),
         ("Enc(AW)-Cr(AW,Seg)-Dec(MW)", {"positions": "none"}),
         ("Global", {"positions": "rotary"}),
         ("Enc(AW)-Cr(AW,Seg)-Dec(MW)", {"positions": "rotary"}),

@@ -34,6 +34,14 @@ def test_windows_from_quantised_sums_do_not_drift_along_the_keys(bits, bound):
     assert 0 < encode(long, bits).window_error <= bound
 
 
+def test_a_window_with_a_tolerance_is_that_of_the_page():
+    cut = AttentionTrace([random_layer(queries=4, keys=20, window_tolerance=0.1)])
+    assert (cut.layers[0].window == 0).any()
+    # a value near the tolerance may fall on the other side, and is then wrong by the tolerance
+    assert encode(cut, 16).window_error <= 0.1 + 4 / 65535
+    assert encode(cut, 16).layers[0]["window_tolerance"] == 0.1
+
+
 def test_a_page_of_six_layers_of_eight_heads_has_less_than_two_megabytes():
     layers = [random_layer(layer=n, heads=8, queries=60, keys=60) for n in range(1, 7)]
     data = page_data(AttentionTrace(layers))

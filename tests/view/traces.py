@@ -10,7 +10,16 @@ WORDS = ["the", "keys", "to", "the", "cab@@", "inet"]
 
 
 def random_layer(
-    role="Enc", layer=1, *, heads=2, queries=6, keys=6, sides=("text", "text"), seed=0, segment_size=1
+    role="Enc",
+    layer=1,
+    *,
+    heads=2,
+    queries=6,
+    keys=6,
+    sides=("text", "text"),
+    seed=0,
+    segment_size=1,
+    window_tolerance=0.0,
 ):
     """Make an additive window's maps from random pointers and weights, in float32."""
     rng = np.random.default_rng([seed, layer])
@@ -20,9 +29,11 @@ def random_layer(
         return torch.from_numpy((x / x.sum(-1, keepdims=True)).astype(np.float32))
 
     left, right = softmax(2.0), softmax(2.0)
-    window = soft_window(left, right, segment_size=segment_size)
+    window = soft_window(left, right, segment_size=segment_size, tolerance=window_tolerance)
     maps = [x.numpy() for x in (softmax(2.0), window, left, right)]
-    return LayerMaps(role, layer, "AW", *sides, *maps, segment_size=segment_size)
+    return LayerMaps(
+        role, layer, "AW", *sides, *maps, segment_size=segment_size, window_tolerance=window_tolerance
+    )
 
 
 def small_trace(*, layers=2, label="Enc(AW)", title="the keys to the cabinet", seed=0):

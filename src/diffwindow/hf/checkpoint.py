@@ -141,8 +141,9 @@ def _read(path: Path, model: PreTrainedModel, *, check_base: bool) -> tuple[Sett
     if not isinstance(settings.plan, str):
         raise ModelFileError(f"{path / DESCRIPTION} is damaged: its plan is {settings.plan!r}")
     if not isinstance(settings.window_tolerance, int | float):
-        found = settings.window_tolerance
-        raise ModelFileError(f"{path / DESCRIPTION} is damaged: its window_tolerance is {found!r}")
+        raise ModelFileError(
+            f"{path / DESCRIPTION} is damaged: its window_tolerance is {settings.window_tolerance!r}"
+        )
     weights = path / WEIGHTS
     if not weights.is_file() or sha256_of(weights) != checksum:
         raise ModelFileError(f"{weights} is missing or damaged; save the windows again")

@@ -39,3 +39,8 @@ test("a query that sees no key has an empty window", () => {
 test("differences undo prefix sums", () => {
   near(differences(prefixSums([0.1, 0, 0.4, 0.5])), [0.1, 0, 0.4, 0.5]);
 });
+
+test("a window below the tolerance is zero", () => {
+  near(softWindow([0.9, 0, 0.1], [0, 1, 0], { tolerance: 0.2 }), [0.9, 1, 0]);
+  near(softWindow([0.9, 0, 0.1], [0, 1, 0], { tolerance: 0.2, expectation: "exact" }), [0.9, 1, 0]);
+});
