@@ -7,7 +7,7 @@ from torch.testing import assert_close
 from diffwindow import Classifier, ClassifierConfig, WindowAttention
 from diffwindow.attention.kinds import build_attention
 from diffwindow.notation import parse
-from diffwindow.view import capture
+from diffwindow.view.capture import capture
 
 
 def sharp(**settings):
