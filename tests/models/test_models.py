@@ -148,7 +148,7 @@ def test_maps_are_the_attention_that_is_used(model):
     handle.remove()
     x, _, output = inputs[0]
     weights = maps[0].weights if isinstance(maps[0], WindowMaps) else maps[0]
-    values = block.attention._key_heads(block.attention.project_keys(x))[-1]
+    values = block.attention.key_heads(block.attention.project_keys(x))[-1]
     assert_close(block.leave(x, block.attention._merge_heads(attend(weights, values))), output)
 
 

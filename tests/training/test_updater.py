@@ -5,8 +5,11 @@ import pytest
 import torch
 
 from diffwindow.attention.baselines import mean_span
+from diffwindow.attention.window_attention import WindowAttention
 from diffwindow.data.corpora import recipe_of
 from diffwindow.data.prepare import prepare
+from diffwindow.ops import WindowMaps
+from diffwindow.special_tokens import PAD
 from diffwindow.tasks.registry import model_config, task_of
 from diffwindow.training.batch_loader import UpdateBatches
 from diffwindow.training.config import TrainConfig
@@ -58,3 +61,42 @@ def test_an_update_charges_once_however_it_is_accumulated(store, shares):
     inside = torch.tensor([-4.0, -4.0]).sigmoid()
     for free, charged in zip(*gradients, strict=True):
         torch.testing.assert_close(charged - free, 0.5 * 64 / 2 * inside * (1 - inside))
+
+
+@pytest.mark.parametrize("attention", ["Enc(MW,Norm)@all", "Enc(AW,Seg)@1"])
+def test_wide_windows_are_charged_for_per_unit(store, attention):
+    task, model = task_and_model(store, attention)
+    batch = task.collate("train", np.arange(5))
+    charged = Objective(task, model, "cpu", "fp32", window_penalty=0.5)(batch)
+    free = Objective(task, model, "cpu", "fp32")(batch)
+    layers = [maps for maps in model.attention_maps(batch.tokens)["Enc"] if isinstance(maps, WindowMaps)]
+    real = (batch.tokens != PAD)[:, None, None].expand_as(layers[0].window)
+    means = [(maps.window * real).sum(-1) / real.sum(-1) for maps in layers]
+    torch.testing.assert_close(charged - free, 5 * 0.5 * torch.stack(means).mean())
+    # nothing is left behind
+    assert all(module.watcher is None for module in model.modules() if isinstance(module, WindowAttention))
+    torch.testing.assert_close(Objective(task, model, "cpu", "fp32")(batch), free)
+
+
+def test_a_penalty_makes_windows_narrower(store):
+    task, model = task_and_model(store, "Enc(MW)@all")
+    batch = task.collate("train", np.arange(8))
+    objective = Objective(task, model, "cpu", "fp32", window_penalty=10.0)
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-2)
+
+    def mean():
+        return torch.stack([maps.window.mean() for maps in model.attention_maps(batch.tokens)["Enc"]]).mean()
+
+    before = mean()
+    for _ in range(40):
+        optimizer.zero_grad()
+        objective(batch).backward()
+        optimizer.step()
+    assert mean() < 0.8 * before
+
+
+def test_without_windows_there_is_no_penalty(store):
+    task, model = task_and_model(store, "Global")
+    batch = task.collate("train", np.arange(5))
+    plain = task.loss(model, batch).total
+    assert Objective(task, model, "cpu", "fp32", window_penalty=9.0)(batch) == plain

@@ -65,3 +65,22 @@ def test_the_table_has_a_line_per_head():
     assert as_table(rows)[0].split() == [
         "role", "layer", "head", "width", "±", "start", "end", "entropy", "queries",
     ]  # fmt: skip
+
+
+def test_the_share_outside_a_tolerance():
+    trace = pointing([0, 3], [2, 1], 4)
+    # 2 queries of 4 keys; the window of this trace is that of the left pointer alone
+    (row,) = window_statistics([trace, trace], tolerance=0.5)
+    assert row.keys_outside == pytest.approx(6 / 8)
+    assert row.tiles_outside == 0.0
+    lines = as_table([row])
+    assert lines[0].endswith("keys outside  tiles outside")
+    assert lines[1].endswith("0.750          0.000")
+    (row,) = window_statistics([trace])
+    assert (row.keys_outside, row.tiles_outside) == (None, None)
+
+
+def test_a_decoder_does_not_count_what_it_cannot_see():
+    (row,) = window_statistics([pointing([0, 0, 0], [0, 1, 2], 3, role="Dec")], tolerance=0.5)
+    # key 0 of each query, of 1 + 2 + 3 keys seen
+    assert row.keys_outside == pytest.approx(3 / 6)

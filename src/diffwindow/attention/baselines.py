@@ -38,7 +38,7 @@ class RelativeAttention(StackedAttention):
     ) -> Float[Tensor, "b q d"]:
         """Attend with projected queries and keys, the queries being the last of the keys."""
         weights = F.dropout(self.maps(queries, keys, visibility), self._active_dropout())
-        _, v = self._key_heads(keys)
+        _, v = self.key_heads(keys)
         # The weight that a query gives to each distance, which is what the value table's rows get.
         by_distance = weights.new_zeros(*weights.shape[:3], 2 * self.size + 1)
         rows = table_rows(queries.shape[1], keys.shape[1], self.size, queries.device)
@@ -54,8 +54,8 @@ class RelativeAttention(StackedAttention):
         visibility: Visibility = EVERYTHING,
     ) -> Float[Tensor, "b h q k"]:
         """Return the weights of `attend`, without dropout."""
-        (q,) = self._query_heads(queries)
-        k, _ = self._key_heads(keys)
+        (q,) = self.query_heads(queries)
+        k, _ = self.key_heads(keys)
         scores = functional.scores(q, k) + distance_scores(q, self.key_table, keys.shape[1])
         return functional.masked_softmax(visibility.biased(scores), visibility.visible(q, k))
 
@@ -106,7 +106,7 @@ class GaussianAttention(StackedAttention):
         """Attend with projected queries and keys; the mask says how long each source is."""
         # dropout commutes with the Gaussian, which multiplies each weight
         weights = F.dropout(self.maps(queries, keys, visibility), self._active_dropout())
-        _, v = self._key_heads(keys)
+        _, v = self.key_heads(keys)
         return self._merge_heads(functional.attend(weights, v))
 
     def maps(
@@ -116,8 +116,8 @@ class GaussianAttention(StackedAttention):
         visibility: Visibility = EVERYTHING,
     ) -> Float[Tensor, "b h q k"]:
         """Return the weights of `attend`, without dropout."""
-        (q,) = self._query_heads(queries)
-        k, _ = self._key_heads(keys)
+        (q,) = self.query_heads(queries)
+        k, _ = self.key_heads(keys)
         count, position = Pairs(queries, keys.shape[1], visibility.attn_mask).real_positions()
         (centre,) = self.pointer(queries)
         distance = position - count * centre

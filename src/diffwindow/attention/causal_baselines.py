@@ -28,8 +28,8 @@ class ForgettingAttention(StackedAttention):
         visibility: Visibility = EVERYTHING,
     ) -> Float[Tensor, "b q d"]:
         """Attend with projected queries and keys, the queries being the last of the keys."""
-        (q,) = self._query_heads(queries)
-        k, gate, v = self._key_heads(keys)
+        (q,) = self.query_heads(queries)
+        k, gate, v = self.key_heads(keys)
         bias = forgetting_bias(gate, q.shape[2], visibility.visible(q, k)).to(q.dtype)
         return self._merge_heads(plain_attention(q, k, v, visibility, bias, dropout_p=self._active_dropout()))
 
@@ -40,8 +40,8 @@ class ForgettingAttention(StackedAttention):
         visibility: Visibility = EVERYTHING,
     ) -> Float[Tensor, "b h q k"]:
         """Return the weights of `attend`, without dropout."""
-        (q,) = self._query_heads(queries)
-        k, gate, _ = self._key_heads(keys)
+        (q,) = self.query_heads(queries)
+        k, gate, _ = self.key_heads(keys)
         visible = visibility.visible(q, k)
         scores = functional.scores(q, k) + forgetting_bias(gate, q.shape[2], visible)
         return functional.masked_softmax(visibility.biased(scores), visible)
@@ -85,7 +85,7 @@ class StickBreakingAttention(StackedAttention):
     ) -> Float[Tensor, "b q d"]:
         """Attend with projected queries and keys, the queries being the last of the keys."""
         weights = F.dropout(self.maps(queries, keys, visibility), self._active_dropout())
-        _, v = self._key_heads(keys)
+        _, v = self.key_heads(keys)
         return self._merge_heads(functional.attend(weights, v))
 
     def maps(
@@ -95,8 +95,8 @@ class StickBreakingAttention(StackedAttention):
         visibility: Visibility = EVERYTHING,
     ) -> Float[Tensor, "b h q k"]:
         """Return the weights of `attend`, without dropout."""
-        (q,) = self._query_heads(queries)
-        k, _ = self._key_heads(keys)
+        (q,) = self.query_heads(queries)
+        k, _ = self.key_heads(keys)
         before = relative_positions(q.shape[2], k.shape[2], q.device) < 0
         visible = visibility.visible(q, k)
         return stick_weights(

@@ -86,8 +86,8 @@ class GlobalAttention(StackedAttention):
         visibility: Visibility = EVERYTHING,
     ) -> Float[Tensor, "b q d"]:
         """Attend with projected queries and keys; there are no segments, so their origin has no effect."""
-        (q,) = self._query_heads(queries)
-        k, v = self._key_heads(keys)
+        (q,) = self.query_heads(queries)
+        k, v = self.key_heads(keys)
         bias = self._bias(queries, keys, visibility)
         return self._merge_heads(plain_attention(q, k, v, visibility, bias, dropout_p=self._active_dropout()))
 
@@ -98,8 +98,8 @@ class GlobalAttention(StackedAttention):
         visibility: Visibility = EVERYTHING,
     ) -> Float[Tensor, "b h q k"]:
         """Return the weights of `attend`, without dropout."""
-        (q,) = self._query_heads(queries)
-        k, _ = self._key_heads(keys)
+        (q,) = self.query_heads(queries)
+        k, _ = self.key_heads(keys)
         scores = functional.scores(q, k)
         joined = _join(self._bias(queries, keys, visibility), visibility, q, k)
         if joined is None or not joined.is_floating_point():

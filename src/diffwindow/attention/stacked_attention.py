@@ -174,11 +174,11 @@ class StackedAttention(nn.Module):
         bias = self.in_proj.bias
         return F.linear(x, self.in_proj.weight[first:last], None if bias is None else bias[first:last])
 
-    def _query_heads(self, queries: Float[Tensor, "b q queries"]) -> tuple[Tensor, ...]:
+    def query_heads(self, queries: Float[Tensor, "b q queries"]) -> tuple[Tensor, ...]:
         """View projected queries as `[b h q e]` tensors, without a copy."""
         return _split_heads(queries, self._query_dims, self.num_heads)
 
-    def _key_heads(self, keys: Float[Tensor, "b k keys"]) -> tuple[Tensor, ...]:
+    def key_heads(self, keys: Float[Tensor, "b k keys"]) -> tuple[Tensor, ...]:
         """View projected keys and values as `[b h k e]` tensors, without a copy; the values are the last."""
         return _split_heads(keys, self._key_dims, self.num_heads)
 

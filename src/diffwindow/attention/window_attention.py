@@ -1,5 +1,6 @@
 """WindowAttention: multi-head attention that learns, for every query and head, where to look."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Literal, get_args
 
@@ -60,6 +61,8 @@ class WindowAttention(StackedAttention):
     _qkv_same_embed_dim = False
     in_proj_bias = None
     pointer_pairs = (1, 2)
+    # called before each `attend`; see `watching.watched`
+    watcher: "Callable[[WindowAttention, Tensor, Tensor, Visibility], None] | None" = None
 
     def __init__(
         self,
@@ -157,8 +160,8 @@ class WindowAttention(StackedAttention):
         if need_weights:
             # dropout commutes with a multiplicative window
             used = F.dropout(self.maps(queries, keys, visibility).weights, self._active_dropout())
-            v = self._key_heads(keys)[-1]
-            seen = visibility.visible(self._query_heads(queries)[0], v)
+            v = self.key_heads(keys)[-1]
+            seen = visibility.visible(self.query_heads(queries)[0], v)
             output = self._merge_heads(functional.attend(used, v, mask=seen))
             weights = used.mean(1) if average_attn_weights else used
             weights = weights if batched else weights.squeeze(0)
@@ -197,8 +200,10 @@ class WindowAttention(StackedAttention):
         visibility: Visibility = EVERYTHING,
     ) -> Float[Tensor, "b q d"]:
         """Attend with projected queries and keys, to what `visibility` shows."""
-        q, q_left, q_right, *q_local = self._query_heads(queries)
-        k, k_left, k_right, *k_local, v = self._key_heads(keys)
+        if self.watcher is not None:
+            self.watcher(self, queries, keys, visibility)
+        q, q_left, q_right, *q_local = self.query_heads(queries)
+        k, k_left, k_right, *k_local, v = self.key_heads(keys)
         visibility = self._with_distances(visibility, q, keys.shape[1])
         operation = (
             partial(ops.additive_window_attention, q, k, v, q_local[0], k_local[0])
@@ -229,8 +234,8 @@ class WindowAttention(StackedAttention):
         visibility: Visibility = EVERYTHING,
     ) -> ops.WindowMaps:
         """Return what `attend` does with these arguments to each pair of query and key, without dropout."""
-        q, q_left, q_right, *q_local = self._query_heads(queries)
-        k, k_left, k_right, *k_local, _ = self._key_heads(keys)
+        q, q_left, q_right, *q_local = self.query_heads(queries)
+        k, k_left, k_right, *k_local, _ = self.key_heads(keys)
         visibility = self._with_distances(visibility, q, keys.shape[1])
         maps = ops.window_maps(
             q,

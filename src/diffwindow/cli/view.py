@@ -55,6 +55,12 @@ def view(
             metavar="CORPUS", help="Width and position of windows over a split, or over a text file."
         ),
     ] = None,
+    tolerance: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0, max=1.0, help="Count keys below it as outside the window; the model's own by default."
+        ),
+    ] = None,
     limit: Annotated[int, typer.Option(min=1, help="The most sentences for --statistics.")] = 1000,
     as_json: Annotated[bool, typer.Option("--json", help="Print the statistics as JSON.")] = False,
     serve: Annotated[bool, typer.Option("--serve", help="Serve a page to type sentences in.")] = False,
@@ -90,7 +96,8 @@ def view(
     with interruptible("nothing was written"):
         if statistics is not None:
             examples = islice(_corpus(trained, run, data, statistics), limit)
-            _statistics(trained, examples, figures, title=f"{run}: {statistics}", as_json=as_json)
+            title = f"{run}: {statistics}"
+            _statistics(trained, examples, figures, tolerance=tolerance, title=title, as_json=as_json)
             return
         example = _example(trained, run, data, text=text, target=target, split=split, row=row)
         _write(
@@ -197,7 +204,13 @@ def _corpus(trained: Trained, run: Path, data: Path | None, corpus: str) -> Iter
 
 
 def _statistics(
-    trained: Trained, examples: Iterator[Example], figures: list[Path], *, title: str, as_json: bool
+    trained: Trained,
+    examples: Iterator[Example],
+    figures: list[Path],
+    *,
+    tolerance: float | None,
+    title: str,
+    as_json: bool,
 ) -> None:
     from diffwindow.figures.attention_maps import save_figure
     from diffwindow.figures.window_spans import Span, span_figure
@@ -205,7 +218,8 @@ def _statistics(
     from diffwindow.inference.attention import trace_example
     from diffwindow.view.window_statistics import as_table, window_statistics
 
-    rows = window_statistics(trace_example(trained, example) for example in examples)
+    traces = (trace_example(trained, example) for example in examples)
+    rows = window_statistics(traces, tolerance=tolerance)
     spans = [Span(row.role, row.layer, row.head + 1, row.start, row.end) for row in rows]
     for path in figures:
         save_figure(span_figure(spans, title=title), path)

@@ -65,7 +65,8 @@ class TrainConfig(Section):
 
     An update has `accumulate` batches per process, each of at most `max_tokens` padded tokens. `patience`
     counts validations without a better `watch`; with None, a run never stops early. `span_penalty` is added
-    to the loss per token for each key of a layer's mean learned span (`Span`); other attentions have none.
+    to the loss per token for each key of a layer's mean learned span (`Span`), and `window_penalty` times the
+    mean of M of windows (`AW`, `MW`), which makes them narrower; other attentions have neither.
     """
 
     max_updates: Count
@@ -86,6 +87,7 @@ class TrainConfig(Section):
     weight_decay: NonNegative = 0.0
     clip_norm: Positive | None = None
     span_penalty: NonNegative = 2e-6
+    window_penalty: NonNegative = 0.0
 
     device: str = "auto"
     precision: Precision = "fp32"

@@ -34,6 +34,7 @@ from diffwindow.training.optimizer import learning_rate
 from diffwindow.training.run_folder import BEST, CHECKPOINTS, LOG, MODEL
 from diffwindow.training.state import Best, TrainState, check_state, load_weights, restored, seed_everything
 from diffwindow.training.updater import Updater
+from diffwindow.training.window_shares import outside_shares
 
 # a run that skips this many updates in a row has stopped learning
 MAX_SKIPPED = 100
@@ -268,9 +269,10 @@ class Trainer(Generic[B]):
     def _metrics(self) -> dict[str, float]:
         """Validate the model as it is; raise StopNowError as soon as a signal comes."""
         with self._stop.at_once():
-            return self._task.validate(
+            metrics = self._task.validate(
                 self._model, "valid", watch=self._config.watch, progress=self._progress
             )
+            return metrics | outside_shares(self._task, self._model, "valid")
 
     def _save_model(self, folder: Path) -> None:
         self._task.save(self._model, folder)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from diffwindow.attention.baselines import mean_span
+from diffwindow.attention.watching import mean_window, watched
 from diffwindow.tasks.task import B, Task
 from diffwindow.training.batch_loader import UpdateBatches
 from diffwindow.training.config import Precision, TrainConfig
@@ -25,14 +26,23 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 class Objective(nn.Module, Generic[B]):
     """The summed loss of a batch as a module, so that DDP and the compiler see one forward.
 
-    `span_penalty` is added to the loss per unit for each key of the learned spans, if the model has any.
+    `span_penalty` is added to the loss per unit for each key of the learned spans, and `window_penalty` times
+    the mean of M over the model's windows, if it has any.
     """
 
     def __init__(
-        self, task: Task[B], model: nn.Module, device: str, precision: str, *, span_penalty: float = 0.0
+        self,
+        task: Task[B],
+        model: nn.Module,
+        device: str,
+        precision: str,
+        *,
+        span_penalty: float = 0.0,
+        window_penalty: float = 0.0,
     ) -> None:
         super().__init__()
         self._span_penalty = span_penalty
+        self._window_penalty = window_penalty
         self.model = model
         self._task = task
         self._device_type = device.partition(":")[0]
@@ -40,10 +50,21 @@ class Objective(nn.Module, Generic[B]):
 
     def forward(self, batch: B) -> Tensor:
         """Return the loss, summed over the units of the batch."""
-        with torch.autocast(self._device_type, dtype=self._dtype, enabled=self._dtype is not None):
+        windows: list[Tensor] = []
+        watching = nullcontext()
+        if self._window_penalty:
+            watching = watched(self.model, lambda *call: windows.append(mean_window(*call)))
+        with (
+            torch.autocast(self._device_type, dtype=self._dtype, enabled=self._dtype is not None),
+            watching,
+        ):
             loss = self._task.loss(self.model, batch)
-        spans = mean_span(self.model)
-        return loss.total if spans is None else loss.total + loss.units * self._span_penalty * spans
+        total, spans = loss.total, mean_span(self.model)
+        if spans is not None:
+            total = total + loss.units * self._span_penalty * spans
+        if windows:
+            total = total + loss.units * self._window_penalty * torch.stack(windows).mean()
+        return total
 
 
 def pick_precision(asked: Precision, device: str) -> str:
@@ -101,7 +122,14 @@ class Updater(Generic[B]):
         precision = pick_precision(config.precision, world.device)
         device_type = world.device.partition(":")[0]
         self.scaler = torch.amp.GradScaler(device_type, enabled=precision == "fp16")
-        module: nn.Module = Objective(task, model, world.device, precision, span_penalty=config.span_penalty)
+        module: nn.Module = Objective(
+            task,
+            model,
+            world.device,
+            precision,
+            span_penalty=config.span_penalty,
+            window_penalty=config.window_penalty,
+        )
         self._parallel: DistributedDataParallel | None = None
         if world.size > 1:
             module = self._parallel = DistributedDataParallel(module, gradient_as_bucket_view=True)
