@@ -21,11 +21,14 @@ class ClassifierConfig(ModelConfig):
     """Settings of a Classifier; the defaults are the paper's tiny encoder."""
 
     model: Literal["classifier"] = "classifier"
+    """Fixed."""
     embed_dim: Size = 128
     ffn_dim: Size = 512
     num_heads: Size = 4
     num_layers: Depth = 2
+    """Layers of the encoder."""
     num_classes: Size = 2
+    """Classes; the corpus decides."""
 
     @classmethod
     def stacks(cls) -> dict[Role, str]:

@@ -19,32 +19,38 @@ C = TypeVar("C", bound="ModelConfig")
 
 
 class ModelConfig(BaseModel):
-    """Settings of a model, frozen; an unknown field is an error that names the nearest.
-
-    `model` says which model they are of: each model's config fixes it. `attention` is a notation, kept in
-    its canonical form. `init` initialises an attention's projections as one matrix ("stacked", the authors'
-    way) or one by one ("separate"). `positions="rotary"` turns queries and keys of self-attention by their
-    places, instead of adding sinusoids to the embeddings: the scores', the pointers' or both (`rotary`).
-    `positions="none"` leaves the order of tokens to the attention. `window_tolerance` sets all windows to 0
-    where they are below.
-    """
+    """Settings of a model, frozen; an unknown field is an error that names the nearest."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     model: str
+    """Which model the settings are of; each model's config fixes it."""
     vocab_size: Size
+    """Tokens of the vocabulary; the corpus decides."""
     embed_dim: Size = 512
+    """Width of the model."""
     ffn_dim: Size = 2048
+    """Width of the feed-forward layers."""
     num_heads: Size = 8
+    """Heads of each attention."""
     dropout: Probability = 0.1
+    """On embeddings and on the output of each block."""
     attention_dropout: Probability = 0.0
+    """On attention weights."""
     activation_dropout: Probability = 0.0
+    """Inside the feed-forward layers."""
     norm: Norm = "post"
+    """Normalise after each block, or before each and once at the end."""
     init: Init = "stacked"
+    """Initialise an attention's projections as one matrix (the authors' way) or one by one."""
     positions: Positions = "sinusoidal"
+    """Add sinusoids, turn queries and keys by their places, or neither."""
     rotary: Rotary = "scores"
+    """What rotary positions turn: queries and keys of the scores, of the pointers, or of both."""
     attention: str = "Global"
+    """Which attention each role and layer gets; kept in canonical form."""
     window_tolerance: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    """Set windows to 0 where they are below."""
 
     @classmethod
     def stacks(cls) -> dict[Role, str]:

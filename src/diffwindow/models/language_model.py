@@ -22,7 +22,9 @@ class LanguageModelConfig(ModelConfig):
     """Settings of a LanguageModel; the defaults are the decoder of the paper's Transformer base."""
 
     model: Literal["language_model"] = "language_model"
+    """Fixed."""
     num_layers: Depth = 6
+    """Layers of the decoder."""
 
     @classmethod
     def stacks(cls) -> dict[Role, str]:

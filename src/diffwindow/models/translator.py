@@ -23,8 +23,11 @@ class TranslatorConfig(ModelConfig):
     """Settings of a Translator; the defaults are the paper's Transformer base."""
 
     model: Literal["translator"] = "translator"
+    """Fixed."""
     encoder_layers: Depth = 6
+    """Layers of the encoder."""
     decoder_layers: Depth = 6
+    """Layers of the decoder."""
 
     @classmethod
     def stacks(cls) -> dict[Role, str]:

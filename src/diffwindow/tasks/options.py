@@ -6,20 +6,19 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class TaskOptions(BaseModel):
-    """Settings of the loss and of the examples, not of the model; each task knows which are its own.
-
-    `block_size` cuts a language model's running text into blocks; without it, each line is an example.
-    `max_length` lets a classifier read only the first tokens of a text; without it, it reads all.
-    `bleu_sentences` bounds the sentences that BLEU is computed on in a validation.
-    `class_weights="balanced"` weighs a class in the training loss by examples / (classes · its examples), so
-    that rare classes count as much as frequent ones.
-    """
+    """Settings of the loss and of the examples, not of the model; each task knows which are its own."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     label_smoothing: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    """Share of the target probability that is spread over the vocabulary."""
     block_size: Annotated[int, Field(ge=1)] | None = None
+    """Cut a language model's text into blocks of so many tokens; null: a line is an example."""
     max_length: Annotated[int, Field(ge=1)] | None = None
+    """Let a classifier read only the first tokens of a text; null: all."""
     bleu_sentences: Annotated[int, Field(ge=1)] | None = None
+    """Compute BLEU of a validation on so many sentences; null: on all."""
     class_weights: Literal["balanced"] | None = None
+    """`balanced` weighs a class in the loss by examples / (classes · its examples)."""
     valid_tokens: Annotated[int, Field(ge=1)] = 4096
+    """Largest batch of a validation, in padded tokens."""

@@ -41,18 +41,23 @@ class Section(BaseModel):
 
 
 class DataConfig(Section):
-    """The corpus: `path` is a store or the raw files of `corpus`; a generated one has `rows` and `seed`."""
+    """The corpus."""
 
     corpus: str = ""
+    """A corpus of `diffwindow data list`; empty for a store of your own."""
     path: str | None = None
+    """A store, or a folder with the raw files of the corpus."""
     rows: Count | None = None
+    """Examples of a generated corpus."""
     seed: int = 0
+    """Seed of a generated corpus."""
 
 
 class TaskConfig(TaskOptions):
     """The kind of task and its options."""
 
     kind: TaskKind
+    """What the model does."""
 
     @property
     def options(self) -> TaskOptions:
@@ -61,50 +66,75 @@ class TaskConfig(TaskOptions):
 
 
 class TrainConfig(Section):
-    """The training loop, measured in updates, not epochs.
-
-    An update has `accumulate` batches per process, each of at most `max_tokens` padded tokens. `patience`
-    counts validations without a better `watch`; with None, a run never stops early. `span_penalty` is added
-    to the loss per token for each key of a layer's mean learned span (`Span`), and `window_penalty` times the
-    mean of M of windows (`AW`, `MW`), which makes them narrower; other attentions have neither.
-    """
+    """The training loop, measured in updates, not epochs."""
 
     max_updates: Count
+    """Length of the run."""
     seed: int = 1
+    """Seed of the weights, the batches and dropout."""
 
     max_tokens: Count = 4096
+    """Largest batch, in padded tokens of its longer side."""
     max_rows: Count | None = None
+    """Largest batch, in examples."""
     accumulate: Count = 1
+    """Batches per update and process."""
     too_long: Literal["drop", "error"] = "drop"
+    """What happens to an example of more than `max_tokens`."""
 
     lr: Positive = 7e-4
+    """The peak learning rate."""
     schedule: Schedule = "inverse_sqrt"
+    """How the rate falls after the warm-up."""
     warmup: Amount = 4000
+    """Updates in which the rate rises to `lr`."""
     warmup_from: NonNegative = 1e-7
+    """The first rate of the warm-up."""
     final_lr: NonNegative = 0.0
+    """The last rate of `linear` and `cosine`."""
     betas: tuple[Momentum, Momentum] = (0.9, 0.98)
+    """Of Adam."""
     eps: Positive = 1e-8
+    """Of Adam."""
     weight_decay: NonNegative = 0.0
+    """Above 0: AdamW, which spares biases and norms."""
     clip_norm: Positive | None = None
+    """Largest norm of the gradients."""
     span_penalty: NonNegative = 2e-6
+    """For `Span`: added to the loss per token for each key of a layer's mean span."""
     window_penalty: NonNegative = 0.0
+    """For `AW`, `MW`: times the mean of M, added to the loss per token; makes windows narrower."""
 
     device: str = "auto"
+    """`cpu`, `cuda`, `cuda:1`; `auto` takes a GPU if there is one."""
     precision: Precision = "fp32"
+    """Autocast to `bf16` or `fp16`; `auto` takes what the GPU has."""
     compile: bool = False
+    """Compile the model with `torch.compile`."""
     deterministic: bool = True
+    """Use deterministic kernels on a GPU."""
 
     log_every: Count = 100
+    """Updates between two lines of the log."""
     valid_every: Count | None = 1000
+    """Updates between two validations; null for none."""
     watch: str = "loss"
+    """The metric of the validation that decides what is best."""
     patience: Count | None = None
+    """Stop after this many validations without a better `watch`."""
     save_every: Count = 1000
+    """Updates between two checkpoints."""
     keep_last: Count = 5
+    """Checkpoints to keep."""
     final: Final = "last"
+    """The model of the run: the last, the best, or the average of the last checkpoints."""
     average_last: Count = 5
+    """How many checkpoints `average` averages."""
 
     on_bad_loss: Literal["stop", "skip"] = "stop"
+    """What happens when the loss is NaN, infinite or above `max_loss`."""
     max_loss: Positive = 100.0
+    """Largest loss per token or example."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -125,24 +155,30 @@ class SearchConfig(Section):
     """How the trained model decodes by default."""
 
     beam: Count = 5
+    """Hypotheses per sentence."""
     length_penalty: float = 0.6
+    """Scores are log p / length^penalty."""
 
 
 class Config(Section):
-    """Everything that decides what a run does.
-
-    `start` is the run or model folder whose weights the run starts from. `model` holds the fields of the
-    task's model config that the corpus does not decide.
-    """
+    """Everything that decides what a run does."""
 
     name: Annotated[str, AfterValidator(_file_name)]
+    """Name of the run."""
     start: str | None = None
+    """Run or model folder whose weights the run starts from."""
     attention: str = "Global"
+    """Which attention each role and layer gets, in the notation."""
     data: DataConfig
+    """The corpus."""
     task: TaskConfig
+    """The task and its options."""
     model: dict[str, Any] = Field(default_factory=dict)
+    """Fields of the task's model config that the corpus does not decide."""
     train: TrainConfig
+    """The training loop."""
     search: SearchConfig = SearchConfig()
+    """How the trained model decodes by default."""
 
     def with_data(self, path: str) -> Config:
         """Return the same config with another path of the corpus."""
