@@ -24,7 +24,7 @@ from diffwindow.arguments import (
     check_tensors,
     window_threshold,
 )
-from diffwindow.kernels import operator, triton
+from diffwindow.kernels import operator, single_query, triton
 
 __all__ = [
     "IMPLS",
@@ -305,6 +305,10 @@ def _window_attention(
     impl: Impl,
 ) -> Tensor:
     """Check the arguments and run the implementation that `impl` asks for."""
+    if impl in ("auto", "cpu"):
+        out = single_query.attend(q, k, v, boundaries, local, options)
+        if out is not None:
+            return out
     check_tensors(q, k, v, boundaries, local)
     check_options(q, k, options, additive=local is not None)
     widest = max(x.shape[-1] * x.element_size() for x in (q, v, *boundaries, *(local or ())))

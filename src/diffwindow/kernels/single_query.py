@@ -1,0 +1,118 @@
+"""One query per head without gradients, as in a step of decoding: a direct call of its own C++ kernel.
+
+The registered operator takes longer in Python than attention to a few keys does.
+"""
+
+import struct
+
+import torch
+from torch import Tensor
+from torch._C._functorch import peek_interpreter_stack
+from torch.autograd import forward_ad
+
+from diffwindow.arguments import EXPECTATIONS, Boundaries, Options, window_threshold
+from diffwindow.kernels import build
+
+# The C++ `SingleQuery`, eight bytes per field; a view is its address, its sizes and its strides.
+_LAYOUT = struct.Struct("=7q 2d 3q q" + "9q" * 11)
+_ABSENT = (0,) * 9
+# what dw_single_query returns
+_DONE, _NO_MEMORY = 0, 1
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    boundaries: Boundaries,
+    local: tuple[Tensor, Tensor] | None,
+    options: Options,
+) -> Tensor | None:
+    """Return the output, or None if this is not the plain case: the operator then checks and computes.
+
+    The kernel compares the shapes itself.
+    """
+    # what compiles or traces a call must see the operator
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+        return None
+    if type(q) is not Tensor or q.dim() != 4 or q.size(2) != 1:
+        return None
+    if not isinstance(boundaries, Boundaries) or not _served(q.dtype, options):
+        return None
+    if options.normalize and local is not None:
+        return None
+    q_left, k_left, q_right, k_right = boundaries
+    q_local, k_local = local or (None, None)
+    views: list[int] = []
+    for x in (q, q_left, q_right, q_local, k, k_left, k_right, k_local, v):
+        view = _view(x, q.dtype)
+        if len(view) != len(_ABSENT):
+            return None
+        views += view
+    return _run(views, q, options)
+
+
+def _served(dtype: torch.dtype, options: Options) -> bool:
+    """Tell whether the kernel is there for such options, and nothing needs to see the operator instead."""
+    return (
+        dtype in (torch.float32, torch.bfloat16)
+        and options.dropout_p == 0
+        # others raise an error, or are traced
+        and type(options.is_causal) is type(options.normalize) is bool
+        and type(options.segment_size) is int
+        and (options.scale is None or type(options.scale) is float)
+        and type(options.window_tolerance) is float
+        and 0 <= options.window_tolerance < 1
+        and options.expectation in EXPECTATIONS
+        # transforms and modes
+        and peek_interpreter_stack() is None
+        and forward_ad._current_level < 0
+        and torch._C._len_torch_dispatch_stack() == 0
+        and build.why_not() is None
+    )
+
+
+def _run(views: list[int], q: Tensor, options: Options) -> Tensor | None:
+    """Run the kernel on described queries, keys and values; return None if anything does not agree."""
+    mask = _broadcast_view(options.attn_mask, torch.bool)
+    bias = _broadcast_view(options.attn_bias, torch.float32)
+    origin = options.segment_origin
+    origins = (0, 0, 0) if origin is None else _view(origin, torch.int64)
+    if not mask or not bias or len(origins) != 3:
+        return None
+    batch, heads, width = views[1], views[2], views[-5]
+    strides = (heads * width, width, heads * width, 1)
+    out = torch.empty_strided((batch, heads, 1, width), strides, dtype=q.dtype, device=q.device)
+    threshold = window_threshold(options.window_tolerance, torch.float32, normalize=options.normalize)
+    fields = _LAYOUT.pack(
+        q.dtype is torch.bfloat16, options.is_causal, options.expectation == "exact", options.normalize,
+        options.segment_size, options.scale is not None, torch.get_num_threads(), options.scale or 0.0,
+        threshold, *origins, out.data_ptr(), *mask, *bias, *views,
+    )  # fmt: skip
+    status = build.load().dw_single_query(fields)
+    if status == _NO_MEMORY:
+        raise MemoryError("there is no memory for the scores of a query")
+    return out if status == _DONE else None
+
+
+def _view(x: Tensor | None, dtype: torch.dtype) -> tuple[int, ...]:
+    """Return the address, sizes and strides; nothing if the memory is not that of a plain tensor."""
+    if x is None:
+        return _ABSENT
+    if type(x) is not Tensor or x.dtype is not dtype or not x.is_cpu or x.is_neg():
+        return ()
+    if torch.is_grad_enabled() and x.requires_grad:
+        return ()
+    try:
+        return x.data_ptr(), *x.shape, *x.stride()
+    except RuntimeError:
+        # sparse and nested tensors have no address or no strides
+        return ()
+
+
+def _broadcast_view(x: Tensor | None, dtype: torch.dtype) -> tuple[int, ...]:
+    """Describe a tensor that may have fewer than four dimensions."""
+    if x is not None and x.dim() < 4:
+        x = x[(None,) * (4 - x.dim())]
+    view = _view(x, dtype)
+    return view if len(view) == len(_ABSENT) else ()
