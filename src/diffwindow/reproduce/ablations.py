@@ -146,19 +146,24 @@ DECODERS = Table(
 )
 
 
-def _long(attention: str, tolerance: str = "1e-3") -> Row:
-    """Return a row whose windows are 0 below a tolerance."""
-    return Row(f"{attention}, tolerance {tolerance}", attention, (f"model.window_tolerance={tolerance}",))
+def _cut(attention: str, penalty: str | None = None) -> Row:
+    """Return a row whose windows are 0 below 1e-3, with a penalty on their mean if one is given."""
+    tolerance, charge = ("model.window_tolerance=1e-3",), (f"train.window_penalty={penalty}",)
+    if penalty is None:
+        return Row(f"{attention}, cut", attention, tolerance)
+    return Row(f"{attention}, cut, penalty {penalty}", attention, (*tolerance, *charge))
 
 
+_NARROW = ("Dec(MW,Dim=8)@all", "Dec(MW,Norm,Dim=8)@all")
 LONG_TEXT = Table(
     "long-text",
     "Windows over long texts: do they become narrow enough to skip what lies outside?",
     (LM_LONG,),
     (
         Row("Global"),
-        *(Row(text, text) for text in ("Dec(MW,Dim=8)@all", "Dec(MW,Norm,Dim=8)@all")),
-        *(_long(text) for text in ("Dec(MW,Dim=8)@all", "Dec(MW,Norm,Dim=8)@all")),
+        *(Row(text, text) for text in _NARROW),
+        *(_cut(text) for text in _NARROW),
+        *(_cut(text, penalty) for text in _NARROW for penalty in ("0.1", "1")),
     ),
 )
 AGREEMENT_TABLE = Table(
