@@ -45,6 +45,12 @@ def test_what_is_not_a_file_is_not_replaced(tmp_path):
     for path in (tmp_path / "pipe", tmp_path):
         with pytest.raises(ValueError, match="is not a regular file"):
             write_atomically(path, b"new")
+    (tmp_path / "link").symlink_to("pipe")
+    with (
+        pytest.raises(ValueError, match="link is not a regular file"),
+        replacing(tmp_path / "link", follow_link=True),
+    ):
+        pass
     assert (tmp_path / "pipe").is_fifo()
     with pytest.raises(FileNotFoundError, match=r"no such folder: .*nowhere'"):
         write_atomically(tmp_path / "nowhere/file", b"new")

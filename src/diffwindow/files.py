@@ -26,11 +26,12 @@ def replacing(path: Path, *, follow_link: bool = False) -> Iterator[Path]:
     If `path` is a link, the link is replaced, so that nothing outside its folder changes. With `follow_link`,
     for paths that users name, the file behind it is replaced.
     """
+    # before the link is followed: that of /dev/stdout to a pipe leads nowhere
+    if path.exists() and not path.is_file() and (follow_link or not path.is_symlink()):
+        raise ValueError(f"{path} is not a regular file; choose another place to write")
     path = path.resolve() if follow_link else path.parent.resolve() / path.name
     if not path.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, "there is no such folder", str(path.parent))
-    if path.exists() and not path.is_file() and not path.is_symlink():
-        raise ValueError(f"{path} is not a regular file; choose another place to write")
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         temporary.unlink(missing_ok=True)

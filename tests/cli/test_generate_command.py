@@ -1,6 +1,7 @@
 """`generate` as people call it, and what it hands the model."""
 
 from diffwindow.decoding import generate as generating
+from diffwindow.inference.model import LoadedModel
 from diffwindow.special_tokens import BOS, EOS
 from diffwindow.tasks.trained_model import Trained
 
@@ -14,6 +15,11 @@ def test_generate_continues_the_prompt_the_same_for_a_seed(run, runs):
     assert run(*arguments, "--top-k", "5", "--top-p", "0.9", "--seed", "7")[1] == out
     _, greedy, _ = run("generate", runs / "language", "--temperature", "0", "--max-tokens", "3")
     assert len(greedy.splitlines()) == 1
+
+
+def test_a_line_end_in_a_sample_does_not_break_its_line(run, runs, monkeypatch):
+    monkeypatch.setattr(LoadedModel, "generate", lambda *_: ["one\r\ntwo", "three"])
+    assert run("generate", runs / "language", "--samples", "2")[1] == "one two\nthree\n"
 
 
 def test_generation_reads_and_writes_as_the_corpus_was_prepared(runs, monkeypatch):

@@ -1,6 +1,8 @@
 """`predict`, as people call it."""
 
+import gzip
 import json
+import lzma
 
 import pytest
 
@@ -35,6 +37,17 @@ def test_json_lines_say_the_same(run, classifier, tmp_path):
     records = [json.loads(line) for line in (tmp_path / "o").read_text().splitlines()]
     assert [record["label"] for record in records] == [line.split("\t")[0] for line in table.splitlines()]
     assert set(records[0]) == {"label", "probabilities"}
+
+
+@pytest.mark.parametrize(("suffix", "compress"), [(".gz", gzip.compress), (".xz", lzma.compress)])
+def test_compressed_input_is_read_and_damage_named(run, classifier, tmp_path, suffix, compress):
+    path, content = tmp_path / f"in.txt{suffix}", b"the old keys\nmy lamp fell .\n"
+    path.write_bytes(compress(content))
+    assert run("predict", classifier, "--input", path)[:2] == run("predict", classifier, typed=content)[:2]
+    path.write_bytes(compress(content)[:-3])
+    code, _, err = run("predict", classifier, "--input", path)
+    assert code == 2
+    assert "the archive is truncated or damaged" in err
 
 
 def test_mistakes_are_one_sentence(run, classifier, tmp_path):

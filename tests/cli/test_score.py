@@ -55,7 +55,10 @@ def test_mistakes_are_one_sentence(run, folders, tmp_path):
     empty.write_text("")
     cases = [
         ([folders["classifier"]], "holds a classifier, which does not score texts"),
-        ([folders["translator"]], "'no tab' has 1 columns, not 2: source and target, with tabs between"),
+        (
+            [folders["translator"]],
+            "line 1: 'no tab' has 1 columns, not 2: source and target, with tabs between",
+        ),
         ([folders["language"], "--pairs", empty], "is empty; it needs a good and a bad sentence per line"),
         ([folders["language"], "--pairs", empty, "--tokens"], "leave --input, --output and --tokens out"),
     ]

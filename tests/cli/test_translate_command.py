@@ -1,6 +1,10 @@
 """`translate` as people call it."""
 
+import pytest
+
 from diffwindow.data.synthetic import reorder
+from diffwindow.decoding.translate import Output
+from diffwindow.inference.model import LoadedModel
 
 
 def test_translate_keeps_lines_and_order_from_stdin_and_files(run, runs, tmp_path):
@@ -45,6 +49,14 @@ def test_translate_takes_ensembles_samples_and_constraints(run, runs):
     assert all(len(line.split(" ||| ")[1].split()) >= 2 for line in out.splitlines())
     _, out, _ = run("translate", runs / "translator", "--no-repeat-ngram", "1", typed=text)
     assert len(set(out.split())) == len(out.split())
+
+
+@pytest.mark.parametrize("options", [[], ["--nbest", "2"]])
+def test_a_line_end_in_a_translation_does_not_shift_the_lines(run, runs, monkeypatch, options):
+    outputs = [[Output("a\nb", -1.0, 1)], [Output("c", -1.0, 1)]]
+    monkeypatch.setattr(LoadedModel, "translations", lambda _, texts, *rest: outputs[: len(texts)])
+    lines = run("translate", runs / "translator", *options, typed="x\ny\n")[1].splitlines()
+    assert lines == (["1 ||| a b ||| -1.0000", "2 ||| c ||| -1.0000"] if options else ["a b", "c"])
 
 
 def test_interactive_answers_each_line(run, runs):

@@ -64,7 +64,7 @@ def test_columns_by_name_and_by_number(tmp_path):
     assert rows_of(labelled_recipe({"train": named}, Columns("review", "class"))) == ROWS
     bare = write(tmp_path / "bare.tsv", tsv(swapped))
     assert rows_of(labelled_recipe({"train": bare}, Columns("3", "1"))) == ROWS
-    with pytest.raises(CorpusError, match="there are no columns text and label, but class, id, review"):
+    with pytest.raises(CorpusError, match="there is no column 'text' or 'label', but class, id, review"):
         labelled_recipe({"train": named})
 
 
@@ -95,6 +95,7 @@ def test_numerals_are_ordered_by_value(tmp_path):
 
 @pytest.mark.parametrize(("name", "content", "sentence"), [
     ("a.tsv", "", "a.tsv has no labelled text; a classifier needs at least two labels"),
+    ("a.csv", "id,label,body\n1,a,b\n", "a.csv, line 1: there is no column 'text', but id, label, body"),
     ("a.csv", "text,label\n", "a.csv has no labelled text"),
     ("a.tsv", "fine\tyes\nbad\t\n", "a.tsv, line 2: missing label; fix the file"),
     ("a.tsv", "fine\tyes\nbad\n", "a.tsv, line 2: wrong number of columns: 1 instead of 2"),

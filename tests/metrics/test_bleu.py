@@ -3,7 +3,7 @@ import math
 import pytest
 import sacrebleu
 
-from diffwindow.metrics.bleu import paired_bootstrap, split_compounds, translation_scores
+from diffwindow.metrics.bleu import bleu_terms, paired_bootstrap, split_compounds, translation_scores
 
 REFERENCES = [
     "Ein Mann in einem gelb-schwarzen Hemd läuft über die Straße.",
@@ -29,6 +29,17 @@ def test_bleu_by_hand():
 def test_brevity_penalty_by_hand():
     scores = translation_scores(["a b c d e"], ["a b c d e f g"], language="en")
     assert scores["bleu_tokenized"].value == pytest.approx(100 * math.exp(1 - 7 / 5))
+
+
+@pytest.mark.parametrize(("language", "tokenizer"), [("ja", "char"), ("zh", "zh")])
+def test_a_language_without_spaces_is_scored_by_character(language, tokenizer):
+    """To 13a each sentence is one word, without a 4-gram to match: even equal texts have a BLEU of 0."""
+    texts = ["我喜欢猫", "他们在公园里"]
+    scores = translation_scores(texts, texts, language=language)
+    assert list(scores) == ["bleu", "chrf"]
+    assert scores["bleu"].value == pytest.approx(100)
+    assert f"tok:{tokenizer}|" in scores["bleu"].signature
+    assert bleu_terms(texts, texts, language=language)[:, 0].tolist() == [4, 6]
 
 
 def test_detokenised_scores_are_sacrebleus_own():

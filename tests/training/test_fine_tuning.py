@@ -77,6 +77,7 @@ def test_the_corpus_is_prepared_with_the_vocabulary_of_the_source(plain, tmp_pat
     [
         ([], {"start": "/nowhere"}, "there is no folder /nowhere"),
         (["model.embed_dim=32"], {}, "model.embed_dim=32, but the model of .* has 16"),
+        (["task.kind=classification"], {}, "start=.* holds a translator, not a classifier"),
         (["model.norm=pre"], {}, "model.norm='pre', but the model of .* has 'post'"),
         ([], {"attention": "Enc(Rel)"}, r"only AW and MW can be added"),
     ],

@@ -90,6 +90,7 @@ def test_a_file_changes_a_preset(tmp_path):
         ("preset: reorder\ntrain:\n  seed: 1\n  keep_last: 2\n", "mine.yaml:4: train.average_last=5 needs"),
         ("preset: sst2\ntrain:\n\t- 1\n", "mine.yaml:3: not valid YAML"),
         ("- 1\n", "mine.yaml: a config has sections"),
+        ("taks: {kind: lm}\n", "mine.yaml:1: there is no key 'taks"),
         ("", "mine.yaml: a config has sections"),
         ("preset: sst2\ntrain: {lr: !rate 3}\n", "mine.yaml:2: not valid YAML"),
         ("task: {kind: lm}\ndata: {corpus: lm1b}\n", "mine.yaml: the key 'train.max_updates' is missing"),

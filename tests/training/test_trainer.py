@@ -114,6 +114,8 @@ def test_what_the_first_validation_needs_is_asked_before_training(tmp_path):
 
     with pytest.raises(ValueError, match=r"train.watch=bleu.*loss, accuracy"):
         fit(tmp_path, CutTask(1, fail), watch="bleu")
+    with pytest.raises(ValueError, match=r"train.watch=bleu"):
+        fit(tmp_path, CutTask(1, fail), watch="bleu", valid_every=None, final="last")
     with pytest.raises(ValueError, match=r"no split 'valid'; train without .*train.valid_every=null"):
         fit(tmp_path, Unvalidated())
     fit(tmp_path, Unvalidated(), valid_every=None)

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from diffwindow.cli.evaluate import Device, RunFolder
+from diffwindow.cli.lines import one_line
 from diffwindow.cli.translate import MinLength, NoRepeat, Seed, TopK, TopP
 
 
@@ -34,4 +35,4 @@ def generate(
     constraints = Constraints(min_length, no_repeat_ngram)
     sampling = Sampling(samples, max_tokens, temperature, top_k, top_p, seed, constraints)
     with interruptible("nothing was generated"):
-        print("\n".join(load(run, device=device).generate(prompt, sampling)))
+        print("\n".join(map(one_line, load(run, device=device).generate(prompt, sampling))))

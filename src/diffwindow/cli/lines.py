@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -23,10 +24,12 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON lines.")]
 
 @contextmanager
 def input_lines(path: Path | None) -> Iterator[Iterator[str]]:
-    """Open a file, or stdin, as lines of text."""
+    """Open a file, which may be compressed, or stdin, as lines of text."""
+    from diffwindow.data.lines import unpacked
+
     if path is not None:
         with path.open("rb") as source:
-            yield _decoded(source, str(path))
+            yield _decoded(unpacked(path, source), str(path))
         return
     if sys.stdin is None:
         raise ValueError("stdin is closed; give a file with --input")
@@ -80,16 +83,27 @@ def stream(source: Path | None, target: Path | None, work: Callable[[list[str]],
             speed.add(len(chunk))
 
 
-def columns(line: str, count: int, what: str) -> list[str]:
+def columns(line: str, number: int, count: int, what: str) -> list[str]:
     """Split a line at tabs; raise unless it has this many columns.
 
-    >>> columns("a dog\\tein Hund", 2, "source and target")
+    >>> columns("a dog\\tein Hund", 1, 2, "source and target")
     ['a dog', 'ein Hund']
     """
     cells = line.split("\t")
     if len(cells) != count:
-        raise ValueError(f"{line[:80]!r} has {len(cells)} columns, not {count}: {what}, with tabs between")
+        raise ValueError(
+            f"line {number}: {line[:80]!r} has {len(cells)} columns, not {count}: {what}, with tabs between"
+        )
     return cells
+
+
+def one_line(text: str) -> str:
+    """Return a text with spaces for line ends, which a model that spells with bytes can produce.
+
+    >>> one_line("a\\r\\nb")
+    'a b'
+    """
+    return re.sub(r"[\r\n]+", " ", text)
 
 
 def one_cell(text: str) -> str:
@@ -98,12 +112,16 @@ def one_cell(text: str) -> str:
 
 
 def _decoded(source: IO[bytes], name: str) -> Iterator[str]:
-    from diffwindow.data.lines import bounded_lines, too_long, without_mark
+    from diffwindow.data.lines import DAMAGED, bounded_lines, too_long, without_mark
 
-    for number, line in enumerate(bounded_lines(source), 1):
-        if problem := too_long(line):
-            raise ValueError(f"{name}, line {number}: {problem}; cut it into sentences")
-        try:
-            yield without_mark(line, number).decode("utf-8").rstrip("\r\n")
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{name}, line {number}: not UTF-8 at byte {error.start}") from None
+    number = 0
+    try:
+        for number, line in enumerate(bounded_lines(source), 1):
+            if problem := too_long(line):
+                raise ValueError(f"{name}, line {number}: {problem}; cut it into sentences")
+            try:
+                yield without_mark(line, number).decode("utf-8").rstrip("\r\n")
+            except UnicodeDecodeError as error:
+                raise ValueError(f"{name}, line {number}: not UTF-8 at byte {error.start}") from None
+    except DAMAGED as error:
+        raise ValueError(f"{name}, line {number + 1}: the archive is truncated or damaged: {error}") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -62,8 +63,12 @@ def score(
         cells = [f"{found.log_prob:.4f}", str(len(found.tokens)), *([" ".join(each)] if tokens else [])]
         return "\t".join(cells)
 
+    # line numbers, across chunks
+    numbers = count(1)
+
     def work(lines: list[str]) -> Iterator[str]:
-        return map(shown, model.score([_item(line, translates=translates) for line in lines]))
+        items = [_item(line, number, translates=translates) for line, number in zip(lines, numbers)]  # noqa: B905
+        return map(shown, model.score(items))
 
     with interruptible(f"{output} was not written" if output else "the lines above are done"):
         if pairs is None:
@@ -76,10 +81,10 @@ def score(
         print(to_json(report) if as_json else f"{100 * right / total:.2f} % ({right:,} of {total:,} pairs)")
 
 
-def _item(line: str, *, translates: bool) -> str | tuple[str, str]:
+def _item(line: str, number: int, *, translates: bool) -> str | tuple[str, str]:
     if not translates:
         return line
-    source, target = columns(line, 2, "source and target")
+    source, target = columns(line, number, 2, "source and target")
     return source, target
 
 
@@ -89,12 +94,12 @@ def _compare(model: LoadedModel, pairs: Path, *, translates: bool) -> tuple[int,
     with input_lines(pairs) as lines:
         for chunk in chunks(lines):
             items: list[str | tuple[str, str]] = []
-            for line in chunk:
+            for number, line in enumerate(chunk, speed.done + 1):
                 if translates:
-                    source, good, bad = columns(line, 3, "source, good and bad target")
+                    source, good, bad = columns(line, number, 3, "source, good and bad target")
                     items += [(source, good), (source, bad)]
                 else:
-                    items += columns(line, 2, "good and bad sentence")
+                    items += columns(line, number, 2, "good and bad sentence")
             found = [one.log_prob for one in model.score(items)]
             right += sum(good > bad for good, bad in zip(found[::2], found[1::2], strict=True))
             speed.add(len(chunk))

@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING, Annotated
 import typer
 
 from diffwindow.cli.evaluate import Beam, Device, LengthPenalty
-from diffwindow.cli.lines import CHUNK, InputFile, OutputFile, Speed, input_lines, output_stream
+from diffwindow.cli.lines import CHUNK, InputFile, OutputFile, Speed, input_lines, one_line, output_stream
 
 if TYPE_CHECKING:
     from diffwindow.decoding.translate import Search
@@ -117,8 +117,9 @@ def _stream(chunks: Iterator[list[str]], target: IO[str] | None, model: LoadedMo
             if best[0].pieces > 1:
                 print(f"line {number} is long: translated in {best[0].pieces} pieces", file=sys.stderr)
             for one in best:
+                text = one_line(one.text)
                 target.write(
-                    f"{number} ||| {one.text} ||| {one.score:.4f}\n" if search.n_best > 1 else f"{one.text}\n"
+                    f"{number} ||| {text} ||| {one.score:.4f}\n" if search.n_best > 1 else f"{text}\n"
                 )
         target.flush()
         if len(texts) > 1:

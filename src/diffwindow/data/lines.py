@@ -108,7 +108,12 @@ MAX_WORD = 10_000
 _LONG_WORD = re.compile(rf"\S{{{MAX_WORD + 1}}}")
 
 
-def _unpacked(path: Path, raw: BufferedReader) -> IO[bytes]:
+# what reading a damaged archive raises
+DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError)
+
+
+def unpacked(path: Path, raw: BufferedReader) -> IO[bytes]:
+    """Return the content of an open file, decompressed if its name ends in .gz or .xz."""
     match path.suffix:
         case ".gz":
             return cast(IO[bytes], gzip.GzipFile(fileobj=raw))
@@ -128,10 +133,10 @@ def raw_lines(path: Path, audit: Audit) -> Iterator[bytes]:
     with opened(path) as raw:
         audit.opened(raw)
         try:
-            for line in bounded_lines(_unpacked(path, raw)):
+            for line in bounded_lines(unpacked(path, raw)):
                 number += 1
                 yield line
-        except (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError) as error:
+        except DAMAGED as error:
             audit.bad(path, number + 1, "the archive is truncated or damaged", str(error))
         finally:
             audit.closed(raw, path.stat().st_size)

@@ -139,9 +139,10 @@ def _table_cells(
             if (numbers := _positions(columns, len(header))) is not None:
                 width, places = len(header), numbers
             elif columns != ANY_COLUMNS or len(header) != width:
-                wanted = " and ".join((columns.text or "text", columns.label or "label"))
+                wanted = {columns.text or "text": text, columns.label or "label": label}
+                missing = " or ".join(repr(name) for name, place in wanted.items() if place is None)
                 raise NoColumnError(
-                    f"{path}, line {number}: there are no columns {wanted}, but {', '.join(header)}; "
+                    f"{path}, line {number}: there is no column {missing}, but {', '.join(header)}; "
                     "name those of text and label"
                 )
         if len(cells) == width:

@@ -68,7 +68,7 @@ def _translation(
         # words that the vocabulary does not have are not in the references either: scores are then too high
         "unknown_in_references": sum(int((target == UNK).sum()) for target in targets),
     }
-    terms = bleu_terms(hypotheses, references)
+    terms = bleu_terms(hypotheses, references, language=language)
     return Evaluation(metrics, terms, hypotheses=hypotheses, references=references, language=language)
 
 

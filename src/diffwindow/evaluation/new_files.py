@@ -51,22 +51,23 @@ class NewFiles:
                 raise ValueError(f"{self.raw} has no split {split!r}; it has {', '.join(whole.splits)}")
             recipe = replace(whole, splits={split: whole.splits[split]})
         elif self.source and self.reference:
-            recipe = _recipe("translation", two_files(self.source, self.reference))
+            recipe = self._recipe("translation", two_files(self.source, self.reference))
         elif self.labels:
-            recipe = _recipe("classification", labelled_text(self.labels, trained.labels, self.columns))
+            recipe = self._recipe("classification", labelled_text(self.labels, trained.labels, self.columns))
         elif self.text:
-            recipe = _recipe("lm", plain_text(self.text))
+            recipe = self._recipe("lm", plain_text(self.text))
         else:
             raise ValueError("a test set is a source with its reference, labelled text, or text")
         task = task_name(trained.model.config)
         if recipe.task != task:
-            names = " and ".join(map(str, self.paths))
-            raise ValueError(f"{names}: a test set for {recipe.task}, but {trained.folder} is for {task}")
+            raise ValueError(f"{self}: a test set for {recipe.task}, but {trained.folder} is for {task}")
         return replace(recipe, moses=trained.moses, labels=trained.record.labels)
 
+    def _recipe(self, task: str, source: Source) -> Recipe:
+        return Recipe(str(self), task, {SPLIT: source})
 
-def _recipe(task: str, source: Source) -> Recipe:
-    return Recipe("new files", task, {SPLIT: source})
+    def __str__(self) -> str:
+        return " and ".join(map(str, self.paths))
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -16,6 +17,8 @@ from diffwindow.data.tokenizer import moses_tokenizer
 
 _HYPHEN = re.compile(r"(\S)-(\S)")
 Rewrite = Callable[[str], str]
+# languages without spaces between words, and the tokenizer of sacreBLEU for each; to 13a a clause is one word
+_UNSPACED = {"zh": "zh", "ja": "char", "th": "char", "lo": "char", "km": "char", "my": "char"}
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,8 @@ def translation_scores(
 ) -> dict[str, Score]:
     """Score detokenised text in every way.
 
-    `bleu` is detokenised sacreBLEU (13a), the one to report. `bleu_tokenized` takes both sides through the
+    `bleu` is detokenised sacreBLEU, the one to report: 13a, or by character for languages without spaces,
+    which have none of the next two. `bleu_tokenized` takes both sides through the
     Moses tokenizer of `language` and smooths nothing, as multi-bleu.perl; `bleu_compound_split` splits
     hyphenated words besides, which alone moves German by about a point. Without a language there are
     neither: any tokenizer would be a guess.
@@ -75,11 +79,13 @@ def translation_scores(
     return scores
 
 
-def bleu_terms(hypotheses: Sequence[str], references: Sequence[str]) -> NDArray[np.int32]:
+def bleu_terms(
+    hypotheses: Sequence[str], references: Sequence[str], *, language: str | None
+) -> NDArray[np.int32]:
     """Return what each sentence adds to `bleu`: lengths, matches and n-grams, for `outcomes.bleu_of`."""
     _check(hypotheses, references)
     # the option changes only the score of a sentence, which is not used, and keeps sacreBLEU from warning
-    metric = BLEU(effective_order=True)
+    metric = BLEU(effective_order=True, tokenize=_UNSPACED.get(language or ""))
     scores: Any = [
         metric.sentence_score(*pair) for pair in zip(hypotheses, [[r] for r in references], strict=True)
     ]
@@ -121,14 +127,15 @@ def _check(hypotheses: Sequence[str], references: Sequence[str]) -> None:
 
 
 def _ways(language: str | None) -> dict[str, _Way]:
-    if language is None:
-        return {"bleu": _Way(str, BLEU, ""), "chrf": _Way(str, CHRF, "")}
+    bleu = _Way(str, partial(BLEU, tokenize=_UNSPACED.get(language or "")), "")
+    if language is None or language in _UNSPACED:
+        return {"bleu": bleu, "chrf": _Way(str, CHRF, "")}
     tokenize = moses_tokenizer(language)
     # sacreBLEU warns about tokenised input unless told that it is meant
     tokenized = lambda: BLEU(tokenize="none", smooth_method="none", force=True)  # noqa: E731
     moses = f"moses:{language},sacremoses:{version('sacremoses')}"
     return {
-        "bleu": _Way(str, BLEU, ""),
+        "bleu": bleu,
         "bleu_tokenized": _Way(tokenize, tokenized, f"{moses}|"),
         "bleu_compound_split": _Way(
             lambda text: split_compounds(tokenize(text)), tokenized, f"{moses}+atat|"

@@ -101,10 +101,11 @@ class Translation:
             Search(beam=1, max_tokens=self.valid_tokens),
             progress=lambda done, total: progress("validation BLEU", done / total),
         )
-        languages = self.store.manifest["settings"]["moses"]
-        plain = moses_detokenizer(languages["target"]) if "target" in languages else str
+        settings = self.store.manifest["settings"]
+        plain = moses_detokenizer(settings["moses"]["target"]) if "target" in settings["moses"] else str
         hypotheses = [plain(best[0].text) for best in outputs]
-        terms = bleu_terms(hypotheses, [plain(text) for text in references])
+        language = self.store.languages.get("target")
+        terms = bleu_terms(hypotheses, [plain(text) for text in references], language=language)
         return float(bleu_of(terms.sum(0, dtype=np.float64)))
 
     def save(self, model: nn.Module, folder: Path) -> None:

@@ -279,7 +279,8 @@ def _placed(place: str, message: str) -> str:
 
 def _sentence(error: ValidationError, draft: Draft) -> str:
     """Describe the first mistake: where it is, what it is, and the nearest right name."""
-    first = error.errors()[0]
+    # a misspelled key before the one that it leaves missing
+    first = min(error.errors(), key=lambda mistake: mistake["type"] == "missing")
     path = tuple(str(part) for part in first["loc"] if not isinstance(part, int))
     name, place = ".".join(path), draft.place(path)
     message = first["msg"].removeprefix("Value error, ")

@@ -11,7 +11,7 @@ from diffwindow.models.added_windows import add_windows, window_plan
 from diffwindow.models.pretrained import read_fields
 from diffwindow.notation import parse
 from diffwindow.tasks.presets import DECIDED_ELSEWHERE
-from diffwindow.tasks.registry import AnyTask
+from diffwindow.tasks.registry import TASKS, AnyTask
 from diffwindow.tasks.trained_model import Trained, model_folder
 from diffwindow.training.config import Draft
 
@@ -26,6 +26,11 @@ def follow_start(draft: Draft) -> None:
     multiplicative window gets a gate.
     """
     fields: dict[str, Any] = read_fields(model_folder(Path(draft.values["start"])))
+    task = draft.values.get("task", {}).get("kind")
+    if task in TASKS and (wanted := TASKS[task][1].model_fields["model"].default) != fields.get(
+        "model", wanted
+    ):
+        raise ValueError(f"start={draft.values['start']} holds a {fields['model']}, not a {wanted}")
     model = draft.values.setdefault("model", {})
     for name, value in fields.items():
         if name not in DECIDED_ELSEWHERE and ("model", name) not in draft.places:

@@ -378,6 +378,10 @@ class Trainer(Generic[B]):
 
 def _check_validation(task: Task[B], config: TrainConfig) -> None:
     """Raise before hours of training what the first validation would raise after them."""
+    if config.watch not in task.metrics:
+        raise ValueError(
+            f"train.watch={config.watch}: the validation of this task has {', '.join(task.metrics)}"
+        )
     if not config.valid_every or (config.valid_every > config.max_updates and config.final == "last"):
         return
     try:
@@ -385,10 +389,6 @@ def _check_validation(task: Task[B], config: TrainConfig) -> None:
     except ValueError as error:
         remedy = "train.valid_every=null train.final=last train.patience=null"
         raise ValueError(f"{error}; train without validations with {remedy}") from None
-    if config.watch not in task.metrics:
-        raise ValueError(
-            f"train.watch={config.watch}: the validation of this task has {', '.join(task.metrics)}"
-        )
 
 
 def _shown(metrics: dict[str, float]) -> str:
