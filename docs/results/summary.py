@@ -102,9 +102,13 @@ def draw(found: list[dict[str, Any]], path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
+def row(gain: dict[str, Any]) -> str:
+    """Return a row of the summary table in Markdown."""
+    shown = f"{gain['gain']:+.2f}" + ("" if gain["reach"] is None else f" ± {gain['reach']:.2f}")
+    return f"| {gain['task']} | `{gain['attention']}` | {shown} | {gain['seeds']} | {verdict(gain)} |"
+
+
 if __name__ == "__main__":
     everything = gains()
     draw(everything, HERE / "gains.png")
-    for one in everything:
-        shown = f"{one['gain']:+.2f}" + ("" if one["reach"] is None else f" ± {one['reach']:.2f}")
-        print(f"| {one['task']} | `{one['attention']}` | {shown} | {one['seeds']} | {verdict(one)} |")
+    print("\n".join(map(row, everything)))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from diffwindow.view.capture import capture
     from diffwindow.view.trace import AttentionTrace
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.2.0"
 
 # Imported on first use, so that `import diffwindow` and the command line's help do not load PyTorch.
 _HOMES = {
