@@ -57,7 +57,7 @@ def demo(
 ) -> None:
     """Train a plain, a multiplicative and an additive window model to make verbs agree; compare.
 
-    Takes about two minutes on two cores. The sentences are generated, so the right window is known: from the
+    Takes about a minute on two cores. The sentences are generated, so the right window is known: from the
     subject phrase to the verb. Nothing is opened; interrupted, the same command goes on.
     """
     from diffwindow.cli.errors import training_errors
