@@ -1,11 +1,13 @@
 """Training beside transformers' own tools: checkpointing, half precision, PEFT, Trainer."""
 
+from functools import partial
+
 import pytest
 import torch
 from tiny import model_of, open_windows, outputs_of, plan_of, tokens
 from torch.testing import assert_close
 
-from diffwindow.hf import add_windows, freeze_base, windows_of
+from diffwindow.hf import add_windows, freeze_base, remove_windows, save_windows, windows_of
 from diffwindow.models.added_window import AddedWindow
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -67,6 +69,12 @@ def test_peft_trains_and_saves_windows_beside_lora(tmp_path):
         outputs_of("llama", model).square().mean().backward()
         optimizer.step()
     model.eval()
+    inside = model.get_base_model()
+    for call in (remove_windows, partial(save_windows, folder=tmp_path)):
+        with pytest.raises(ValueError, match=r"wraps a LlamaForCausalLM; give the model itself"):
+            call(model)
+        with pytest.raises(ValueError, match=r"PEFT trains a copy of model.layers.0.self_attn; .*unload"):
+            call(inside)
     # the two that are trained, not PEFT's copies of how they began
     assert [row.width is not None for row in windows_of(model).rows] == [True, True]
     model.save_pretrained(tmp_path)

@@ -180,6 +180,23 @@ def test_what_cannot_be_done_is_said_and_changes_nothing(build, attention, messa
     assert ([type(module) for module in model.modules()], model.config._attn_implementation) == before
 
 
+def test_a_compiled_model_is_not_taken_for_one_without_windows():
+    compiled = torch.compile(add_windows(bert(), "Enc(AW)"), backend="eager")
+    for call in (remove_windows, lambda model: add_windows(model, "Enc(AW)")):
+        with pytest.raises(ValueError, match=r"OptimizedModule wraps a Bert.*; give the model itself"):
+            call(compiled)
+
+
+def test_queries_of_another_width_than_the_module_says_are_named():
+    model = bert()
+    attention = model.bert.encoder.layer[0].attention.self
+    attention.attention_head_size = 7
+    add_windows(model, "Enc(AW)@1")
+    attention.attention_head_size = 4
+    with pytest.raises(ValueError, match="is for 4 heads of width 7, but the queries have 4 of width 4"):
+        model(tokens())
+
+
 def test_a_missing_family_says_how_to_add_it(monkeypatch):
     monkeypatch.setitem(hf.FAMILIES, "gpt2", hf.Family("nowhere"))
     with pytest.raises(ValueError, match=r"diffwindow.hf.FAMILIES\['gpt2'\] = Family\("):

@@ -154,3 +154,8 @@ def test_what_cannot_be_done_is_said_and_changes_nothing(model, attention, messa
         add_windows(model, attention)
     assert message in str(caught.value)
     assert [type(module) for module in model.modules()] == before
+
+
+def test_boundaries_have_a_width():
+    with pytest.raises(ValueError, match="boundary_dim=0 is not positive"):
+        add_windows(translator("Global"), BEST, boundary_dim=0)

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from diffwindow import __version__
 from diffwindow.files import read_json, sha256_of, write_json
 from diffwindow.hf.attention import CHILD
-from diffwindow.hf.windows import RECORD, add_windows, remove_windows
+from diffwindow.hf.windows import RECORD, add_windows, check_unwrapped, remove_windows
 from diffwindow.models.weights import ModelFileError, read_weights, write_weights
 
 WEIGHTS, DESCRIPTION = "windows.safetensors", "windows.json"
@@ -44,6 +44,7 @@ def save_windows(model: PreTrainedModel, folder: str | os.PathLike[str]) -> None
 
     They belong to the base weights as they are now: where the base was trained too, save it as well.
     """
+    check_unwrapped(model)
     tensors = _window_tensors(model)
     if not tensors:
         raise ValueError(f"{type(model).__name__} has no windows to save; add_windows adds them")

@@ -37,6 +37,7 @@ def add_windows(
     random. Models of `torch.nn` and of ours are taken as well: see
     `diffwindow.models.added_windows`.
     """
+    check_unwrapped(model)
     if not isinstance(model, PreTrainedModel):
         return added_windows.add_windows(
             model,
@@ -79,6 +80,7 @@ def add_windows(
 
 def remove_windows(model: M) -> M:
     """Take all windows out of a model in place, and return it; what is left is the stock model."""
+    check_unwrapped(model)
     if not isinstance(model, PreTrainedModel):
         return added_windows.remove_windows(model)
     for module in [module for _, module, _ in _windows(model)]:
@@ -171,6 +173,19 @@ def _windows(model: nn.Module) -> Iterator[tuple[str, nn.Module, AddedWindow]]:
         window = getattr(module, CHILD, None)
         if isinstance(window, AddedWindow):
             yield name, module, window
+
+
+def check_unwrapped(model: nn.Module) -> None:
+    """Raise for a model that PEFT, torch.compile or the like has wrapped: its modules have other names."""
+    for name, module in model.named_modules():
+        if isinstance(module, AddedWindow) and not name.endswith(CHILD):
+            raise ValueError(
+                f"PEFT trains a copy of {name.partition(f'.{CHILD}')[0]}; call merge_and_unload() first"
+            )
+        if isinstance(module, PreTrainedModel) and not isinstance(model, PreTrainedModel):
+            raise ValueError(
+                f"{type(model).__name__} wraps a {type(module).__name__}; give the model itself, not wrapped"
+            )
 
 
 def _set_implementation(model: PreTrainedModel, implementation: str) -> None:

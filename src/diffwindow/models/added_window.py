@@ -84,7 +84,7 @@ class AddedWindow(nn.Module):
         if width > head_dim:
             raise ValueError(f"{attention} has wider boundaries than the heads, which are {head_dim} wide")
         self.attention = attention
-        self.num_heads = num_heads
+        self.num_heads, self.head_dim = num_heads, head_dim
         self.window_tolerance = window_tolerance
         self.init: WindowInit = init
         self.left = HeadPair(num_heads, head_dim, width)
@@ -123,6 +123,12 @@ class AddedWindow(nn.Module):
         Keys and values may have fewer heads than the queries: each then serves a group of them. Segments
         start at the first key that any query of a sequence sees.
         """
+        if (q.shape[1], q.shape[3]) != (self.num_heads, self.head_dim):
+            raise ValueError(
+                f"the window is for {self.num_heads} heads of width {self.head_dim}, but the queries have "
+                f"{q.shape[1]} of width {q.shape[3]}; give the attention module the right num_heads and "
+                "head_dim before windows are added"
+            )
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
         # under autocast rotary queries and keys are wider than the values
         q, k = q.to(v.dtype), k.to(v.dtype)

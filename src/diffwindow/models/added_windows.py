@@ -104,6 +104,8 @@ def window_plan(
     'Enc(AW,Dim=8)@all-Dec(MW,Dim=8,Gate)@2'
     """
     check_choice("init", init, WINDOW_INITS)
+    if boundary_dim is not None and boundary_dim < 1:
+        raise ValueError(f"boundary_dim={boundary_dim} is not positive")
     plan = parse(attention) if isinstance(attention, str) else attention
     if not plan.terms:
         raise ValueError(f"{plan} names no window; name one, as Enc(AW)")
