@@ -6,6 +6,11 @@ Repetitions are interleaved, so that a machine which changes pace does so for al
     python benchmarks/attention.py --quick    # under 45 seconds
     python benchmarks/attention.py --json     # a list of rows for programs
     python benchmarks/attention.py --device cuda --dtype bf16   # on a GPU, against SDPA's own kernels there
+
+Windows that leave something out (of each row, `width` is the mean of M, `reached` the share of M above the
+tolerance). Also with --quick, which then keeps the multiplicative rows at 2,048 keys without a causal mask:
+
+    python benchmarks/attention.py --boundary-dim 8 --width 0.1 --tolerance 1e-4
 """
 
 import argparse
@@ -13,6 +18,7 @@ import ctypes
 import gc
 import itertools
 import json
+import math
 import re
 import statistics
 import time
@@ -24,7 +30,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from diffwindow.ops import Boundaries, additive_window_attention, multiplicative_window_attention
+from diffwindow.ops import (
+    Boundaries,
+    additive_window_attention,
+    multiplicative_window_attention,
+    window_maps,
+)
 
 LONGEST = (1, 8, 8192, 64)
 SHAPES = ((64, 8, 32, 64), (32, 8, 64, 64), (8, 4, 512, 32), (1, 8, 2048, 64), LONGEST)
@@ -42,25 +53,44 @@ class Case(NamedTuple):
     shape: tuple[int, int, int, int]
     device: str = "cpu"
     dtype: str = "fp32"
+    boundary_dim: int | None = None
+    width: float | None = None
+    tolerance: float = 0.0
+    normalize: bool = False
+
+    @property
+    def is_local(self) -> bool:
+        """Say whether the windows are made for what they leave out."""
+        return self.boundary_dim is not None or self.width is not None or self.tolerance > 0
 
     @property
     def forward_only(self) -> bool:
         """Say whether plain attention's backward would take too long here."""
-        return self.shape == LONGEST and self.device == "cpu"
+        return self.shape == LONGEST and self.device == "cpu" and not self.is_local
+
+    @property
+    def boundary_shape(self) -> tuple[int, int, int, int]:
+        """The shape of the boundaries' queries and keys."""
+        return (*self.shape[:3], self.boundary_dim or self.shape[3])
 
 
 Step = Callable[[], object]
 
 
-def cases(device: str, dtype: str, *, quick: bool) -> list[Case]:
-    rows = itertools.product(KINDS, SEGMENT_SIZES, (False, True), SHAPES)
-    every = [Case(*row, device, dtype) for row in rows]
+def cases(like: Case, *, quick: bool) -> list[Case]:
+    """List the cases with the device, type and windows of `like`."""
+    rows = itertools.product(KINDS, (1,) if like.is_local else SEGMENT_SIZES, (False, True), SHAPES)
+    every = [Case(*row, *like[4:]) for row in rows]
+    if like.is_local:
+        every += [case._replace(normalize=True) for case in every if case.kind == "multiplicative"]
     every.sort(key=lambda case: SHAPES.index(case.shape))
     return [case for case in every if not quick or is_quick(case)]
 
 
 def is_quick(case: Case) -> bool:
     """Keep a case of each length and kind, and segments with causal masks at two lengths."""
+    if case.is_local:
+        return case.kind == "multiplicative" and not case.causal and case.shape[2] == 2048
     if case.forward_only:
         return case[:3] == ("additive", 1, False)
     plainest, fullest = (1, False), (5, True)
@@ -68,22 +98,68 @@ def is_quick(case: Case) -> bool:
 
 
 def inputs(case: Case) -> list[Tensor]:
-    count = 9 if case.kind == "additive" else 7
+    """Draw q, k, v, the boundaries' queries and keys and, for additive windows, the local ones."""
     torch.manual_seed(0)
-    return [random(case).requires_grad_(not case.forward_only) for _ in range(count)]
+    drawn = [random(case, case.shape) for _ in range(3)]
+    if case.width is None:
+        drawn += [random(case, case.boundary_shape) for _ in range(4)]
+    else:
+        drawn += boundaries_around(case, case.width)
+    drawn += [random(case, case.shape) for _ in range(2 if case.kind == "additive" else 0)]
+    return [x.requires_grad_(not case.forward_only) for x in drawn]
 
 
-def random(case: Case) -> Tensor:
-    return torch.randn(case.shape, device=case.device, dtype=DTYPES[case.dtype])
+def random(case: Case, shape: tuple[int, ...]) -> Tensor:
+    return torch.randn(shape, device=case.device, dtype=DTYPES[case.dtype])
+
+
+def boundaries_around(case: Case, width: float) -> list[Tensor]:
+    """Make queries and keys of boundaries whose windows cover a share `width` of the keys.
+
+    Windows lie along the diagonal, each up to a tenth of its width off it. The first two dimensions point:
+    keys lie on a half circle, in order, and a query points at its place on it, so that φ is about a normal
+    distribution around it; its deviation is a twentieth of the width. The other dimensions are noise.
+    """
+    batch, heads, length, dim = case.boundary_shape
+    options = {"device": case.device, "dtype": torch.float32}
+    key_place = torch.arange(length, **options) / length
+    centre = (
+        width / 2 + key_place * (1 - width) + (torch.rand(batch, heads, length, **options) - 0.5) * width / 5
+    )
+    sharpness = math.sqrt(dim) / (math.pi * width / 20) ** 2
+    tensors = []
+    for edge in (-width / 2, width / 2):
+        for place, scale in ((centre + edge, sharpness), (key_place.expand_as(centre), 1.0)):
+            x = torch.randn(case.boundary_shape, **options)
+            x[..., :2] = scale * torch.stack([(math.pi * place).cos(), (math.pi * place).sin()], -1)
+            tensors.append(x.to(DTYPES[case.dtype]))
+    return tensors
+
+
+def describe_window(case: Case, tensors: list[Tensor]) -> dict[str, float]:
+    """Measure the mean of M and the share of it above the tolerance, over some queries of a head."""
+    some = slice(None, None, max(1, case.shape[2] // 64))
+    q, k, _, *pointers = (x[:1, :1].detach().float() for x in tensors)
+    q, pointers[0], pointers[2] = q[:, :, some], pointers[0][:, :, some], pointers[2][:, :, some]
+    window = window_maps(q, k, Boundaries(*pointers[:4])).window
+    return {
+        "width": window.mean().item(),
+        "reached": (window >= max(case.tolerance, 1e-6)).float().mean().item(),
+    }
 
 
 def window(case: Case, tensors: list[Tensor], impl: str) -> Tensor:
     q, k, v, *pointers = tensors
     boundaries = Boundaries(*pointers[:4])
-    options = {"is_causal": case.causal, "segment_size": case.segment_size, "impl": impl}
+    options = {
+        "is_causal": case.causal,
+        "segment_size": case.segment_size,
+        "window_tolerance": case.tolerance,
+        "impl": impl,
+    }
     if case.kind == "additive":
         return additive_window_attention(q, k, v, *pointers[4:], boundaries, **options)
-    return multiplicative_window_attention(q, k, v, boundaries, **options)
+    return multiplicative_window_attention(q, k, v, boundaries, normalize=case.normalize, **options)
 
 
 def plain(case: Case, tensors: list[Tensor]) -> Tensor:
@@ -159,12 +235,14 @@ def status(field: str) -> int:
 
 def measure(case: Case, *, quick: bool) -> dict[str, object]:
     tensors = inputs(case)
-    grad = random(case)
+    grad = random(case, case.shape)
     impl = "triton" if case.device == "cuda" else "cpu"
     forward, both = steps(lambda: window(case, tensors, impl), tensors, grad)
     plain_forward, plain_both = steps(lambda: plain(case, tensors), tensors[:3], grad)
     memory, ours = (extra_bytes_on_gpu if case.device == "cuda" else extra_bytes)(both)
-    budget, least = (0.1, 3) if quick else (2.0, 7)
+    budget, least = (0.1, 3) if quick else (2.0, 3 if case.shape == LONGEST else 7)
+    if quick and case.is_local:
+        budget, least = 6.0, 5
     if case.forward_only:
         if quick:
             (sdpa,) = interleave([plain_forward], 0, 1)
@@ -176,6 +254,7 @@ def measure(case: Case, *, quick: bool) -> dict[str, object]:
         ours_forward, sdpa_forward = interleave([forward, plain_forward], budget / 2, 1 if quick else least)
     return {
         **case._asdict(),
+        **(describe_window(case, tensors) if case.is_local else {}),
         "vs_sdpa": ours / sdpa,
         "vs_reference": ours / reference_time(case, tensors, grad, quick=quick),
         "forward_vs_sdpa": ours_forward / sdpa_forward,
@@ -186,8 +265,13 @@ def measure(case: Case, *, quick: bool) -> dict[str, object]:
 
 
 def reference_time(case: Case, tensors: list[Tensor], grad: Tensor, *, quick: bool) -> float:
-    """Time the reference; at the longest shape by one head, as all need more memory than most have."""
+    """Time the reference; at the longest shape by one head, as all need more memory than most have.
+
+    Its backward needs too much even for one, which gives NaN.
+    """
     heads = 1
+    if case.shape == LONGEST and case.device == "cpu" and not case.forward_only:
+        return math.nan
     if case.forward_only:
         heads = case.shape[1]
         tensors = [x[:, :1] for x in tensors]
@@ -198,9 +282,11 @@ def reference_time(case: Case, tensors: list[Tensor], grad: Tensor, *, quick: bo
 
 def show(row: dict[str, object], *, header: bool) -> None:
     if header:
-        print("kind            seg causal  shape             / SDPA forward       ms  / reference      MiB")
+        print(
+            "kind            seg causal  norm  shape             / SDPA forward       ms  / reference      MiB"
+        )
     print(
-        f"{row['kind']:<15}{row['segment_size']:>4}{row['causal']!s:>7}"
+        f"{row['kind']:<15}{row['segment_size']:>4}{row['causal']!s:>7}{row['normalize']!s:>6}"
         f"  {'x'.join(map(str, row['shape'])):<16}"
         f"{row['vs_sdpa']:>8.2f}{row['forward_vs_sdpa']:>8.2f}{row['seconds'] * 1e3:>9.2f}"
         f"{row['vs_reference']:>13.3f}{row['extra_bytes'] / 2**20:>9.1f}",
@@ -215,12 +301,23 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--dtype", choices=DTYPES, default="fp32")
+    parser.add_argument("--boundary-dim", type=int, help="the head width of the boundaries")
+    parser.add_argument("--width", type=float, metavar="SHARE", help="of the keys that a window covers")
+    parser.add_argument("--tolerance", type=float, default=0.0, help="the window_tolerance")
     options = parser.parse_args()
+    if options.width is not None and not 0 < options.width <= 1:
+        parser.error(f"--width {options.width} is not a share above 0, up to 1")
+    if options.boundary_dim is not None and options.boundary_dim < (1 if options.width is None else 2):
+        parser.error(f"--boundary-dim {options.boundary_dim} is too narrow; windows of a --width need 2")
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: torch sees no GPU")
     torch.set_num_threads(options.threads)
     rows = []
-    for case in cases(options.device, options.dtype, quick=options.quick):
+    like = Case(
+        *("", 1, False, LONGEST), options.device, options.dtype, options.boundary_dim, options.width,
+        options.tolerance,
+    )  # fmt: skip
+    for case in cases(like, quick=options.quick):
         rows.append(measure(case, quick=options.quick))
         if not options.json:
             show(rows[-1], header=len(rows) == 1)

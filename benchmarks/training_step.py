@@ -3,6 +3,7 @@
 A step is forward, loss, backward and an Adam update on sentences of about 30 tokens.
 
     python benchmarks/training_step.py [--tokens 1024] [--seconds 60] [--json]
+    python benchmarks/training_step.py --attention "Enc(AW,Dim=8)-Cr(AW,Seg,Dim=8)-Dec(MW,Dim=8)"
     python benchmarks/training_step.py --device cuda --precision bf16 --tokens 16384
 """
 
@@ -42,6 +43,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--tokens", type=int, default=1024, help="source tokens a batch")
     parser.add_argument("--seconds", type=float, default=60.0, help="about how long to measure")
+    parser.add_argument("--attention", default=WINDOWS, help="the notation of the model with windows")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="bf16 autocasts")
@@ -49,7 +51,8 @@ def main() -> None:
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: torch sees no GPU")
     steps = {
-        name: make_step(name, options.tokens, options.device, options.precision) for name in (PLAIN, WINDOWS)
+        name: make_step(name, options.tokens, options.device, options.precision)
+        for name in (PLAIN, options.attention)
     }
     times: dict[str, list[float]] = {name: [] for name in steps}
     for step in steps.values():
@@ -61,12 +64,14 @@ def main() -> None:
             step()
             times[name].append(time.perf_counter() - start)
     median = {name: statistics.median(kept) for name, kept in times.items()}
-    ratio = median[PLAIN] / median[WINDOWS]
+    ratio = median[PLAIN] / median[options.attention]
     if options.json:
         print(json.dumps({"relative_steps_per_second": ratio, "seconds_per_step": median}))
     else:
         for name, seconds in median.items():
-            print(f"{name:<28}{seconds * 1e3:>9.1f} ms a step  (of {len(times[name])})")
+            print(
+                f"{name:<{max(map(len, median)) + 2}}{seconds * 1e3:>9.1f} ms a step  (of {len(times[name])})"
+            )
         print(f"windows train at {ratio:.2f} of the plain model's steps a second")
 
 

@@ -76,7 +76,15 @@ SUPPORT: dict[Impl, Support] = {
     "cpu": Support(
         devices=("cpu",),
         dtypes=(torch.float32, torch.bfloat16),
-        features=("segments", "exact expectation", "dropout", "attn_bias", "heads of more than 512 bytes"),
+        features=(
+            "segments",
+            "exact expectation",
+            "dropout",
+            "attn_bias",
+            "heads of more than 512 bytes",
+            "window_tolerance",
+            "normalize",
+        ),
     ),
     "triton": Support(
         devices=("cuda",),

@@ -13,7 +13,7 @@ from diffwindow.kernels.operator import Call
 _STATISTICS = 6
 # The C++ `Problem`, eight bytes per field: the call, then ten tensors for backward.
 _BACKWARD_FIELDS = 4 * 10
-_LAYOUT = struct.Struct("=11q Qd 5q 5q q" + "8qqd" * 4 + "8q 2q" + f"{_BACKWARD_FIELDS}q")
+_LAYOUT = struct.Struct("=12q Q2d 5q 5q q" + "8qqd" * 4 + "8q 2q" + f"{_BACKWARD_FIELDS}q")
 
 
 def why_not() -> str | None:
@@ -48,9 +48,9 @@ def _problem(call: Call, out: Tensor, rows: Tensor) -> list[int | float]:
     """List the fields of the C++ `Problem` in order, up to those of backward."""
     q, origin = call.q, call.segment_origin
     fields: list[int | float] = [
-        q.dtype == torch.bfloat16, call.q_local is not None, call.is_causal, call.exact, call.segment_size,
+        q.dtype == torch.bfloat16, call.q_local is not None, call.is_causal, call.exact, call.normalize, call.segment_size,
         q.shape[0], q.shape[1], q.shape[2], call.k.shape[2], call.v.shape[-1], torch.get_num_threads(),
-        0 if call.seed is None else int(call.seed.item()), call.dropout_p,
+        0 if call.seed is None else int(call.seed.item()), call.dropout_p, call.threshold,
     ]  # fmt: skip
     for full in (call.attn_mask, call.attn_bias):
         fields += [0] * 5 if full is None else [full.data_ptr(), *full.stride()]
@@ -66,4 +66,4 @@ def _problem(call: Call, out: Tensor, rows: Tensor) -> list[int | float]:
 
 def _run(name: str, fields: list[int | float]) -> None:
     if getattr(build.load(), name)(_LAYOUT.pack(*fields)):
-        raise MemoryError(f"{name}: no memory for the working rows of {fields[8]} keys")
+        raise MemoryError(f"{name}: no memory for the working rows of {fields[9]} keys")

@@ -7,6 +7,7 @@
 #include "block.h"
 #include "dropout.h"
 #include "parallel.h"
+#include "reach.h"
 
 namespace dw {
 namespace {
@@ -60,6 +61,17 @@ struct Gradients {  // sums for a head's keys and values, fp32, rows zero-padded
   }
 };
 
+// A pointer's mass in a tile, summed over its keys, that is too small to reach a gradient in fp32.
+constexpr float kNegligible = 1e-12f;
+
+struct TilePointers {  // what later sweeps need to know of a tile's pointers
+  Some inside;         // the panels whose windows reach the tile: φ dφ was stored there
+  Some some[kSides];   // the panels with some of φ in the tile
+  // Per panel: sums of φ in the tile and after it; Σ dF in it; and what dφ has in common over its keys.
+  alignas(64) float mass[kMaxPanels][kSides][kPanel], after[kMaxPanels][kSides][kPanel];
+  alignas(64) float grad_f[kMaxPanels][kSides][kPanel], slope[kMaxPanels][kSides][kPanel];
+};
+
 struct Workspace {
   float *rows[kMaxPairs], *grad_rows;         // [query][width], scaled, zero-padded
   float *queries[kMaxPairs], *grad_panels;    // panels [width][16] of the same
@@ -68,6 +80,8 @@ struct Workspace {
   float* copy[kMaxPairs + 1];
   Panels pointer[kSides], slope[kSides];      // φ, and φ dφ short of the row's total: whole rows
   Panels score, local, grad;                  // a tile
+  float* suffix[kSides];                      // a panel of a tile
+  TilePointers* tile;                         // [tile]
   float* bias;                                // a panel of a tile
   int8_t* visible;
   int64_t bytes;
@@ -91,6 +105,9 @@ struct Workspace {
       slope[side] = take_panels(arena, p.keys);
     }
     for (Panels* x : {&score, &local, &grad}) *x = take_panels(arena, Grid::capacity(p));
+    for (float*& x : suffix) x = arena.floats(p.is_normalized ? Grid::capacity(p) * kPanel : 0);
+    // A tile of whole segments may be little more than half full.
+    tile = arena.take<TilePointers>(p.keys / (kTile / 2) + 3);
     bias = arena.floats(p.bias.data ? Grid::capacity(p) * kPanel : 0);
     visible = arena.take<int8_t>(p.hides() || p.is_causal ? kMaxPanels * kPanel * p.keys : 0);
     bytes = arena.used();
@@ -103,26 +120,59 @@ struct Workspace {
 struct PanelTile {  // a tile's data of one panel; the pointers' start at key 0, the rest at the tile's first key
   float *left, *right, *slope_left, *slope_right;
   float *score, *local, *grad;
+  Suffix suffix;
+  float (*grad_f)[kPanel];  // Σ dF over the tile
 };
 
-// x <- e^(x − max) · factor
-void exponentiate(float* x, int64_t keys, const float* max, const float* factor) {
+// x <- e^(x − max) · factor, and its sum over the keys. Only what a normalised window leaves out exceeds the maximum.
+void exponentiate(float* x, int64_t keys, const float* max, const float* factor, float* sum) {
   for (int64_t lane = 0; lane < kPanel; lane += kLanes) {
     const vec top = load(max + lane), scale = load(factor + lane);
-    for (int64_t k = 0; k < keys; ++k)
-      store(x + k * kPanel + lane, exp(load(x + k * kPanel + lane) - top) * scale);
+    vec total{};
+    for (int64_t k = 0; k < keys; ++k) {
+      const vec below = load(x + k * kPanel + lane) - top;
+      const vec e = exp(below > 0 ? vec{} : below) * scale;
+      store(x + k * kPanel + lane, e);
+      total += e;
+    }
+    store(sum + lane, total);
+  }
+}
+
+// Gradients of scores over a tile that the window does not reach: score <- P, grad <- dS. Multiplicative: dS = −P D.
+template <bool Additive>
+void differentiate_outside(int64_t begin, int64_t end, const Dropout& dropout, const Panel& panel, const PanelTile& x) {
+  for (int64_t lane = 0; lane < kPanel; lane += kLanes) {
+    const vec top = load(panel.max[0] + lane), inverse = load(panel.inverse[0] + lane), dot = load(panel.dot + lane);
+    for (int64_t key = begin; key < end; ++key) {
+      const int64_t at = (key - begin) * kPanel + lane;
+      const vec weight = exp(load(x.score + at) - top) * inverse;
+      if constexpr (Additive) {
+        const vec keep = dropout.active ? dropout.factor(key, lane) : splat(1.f);
+        store(x.grad + at, weight * (load(x.grad + at) * keep - dot));
+        store(x.score + at, weight * keep);
+      } else {
+        store(x.grad + at, -weight * dot);
+      }
+    }
   }
 }
 
 // From φ and scores to gradients over a tile: score <- A, grad <- dS, local <- dO_local, slope <- φ dφ. Multiplicative
-// scores are P already.
+// scores are P already. Normalised, P is e^(s − max) over the sum of all A, and dS = A ⊙ (dA − D), dM = P ⊙ (dA − D).
 template <bool Additive, bool Segment>
-void differentiate(const Grid& grid, int64_t begin, int64_t end, bool exact, const Dropout& dropout, Panel& panel,
+void differentiate(const Problem& p, const Grid& grid, int64_t begin, int64_t end, const Dropout& dropout, Panel& panel,
                    const PanelTile& x) {
-  const float overlap = exact ? 1.f : 0.f;
+  const float overlap = p.is_exact ? 1.f : 0.f, threshold = threshold_of(p);
+  const float unseen = p.is_normalized ? threshold : kHidden;
+  if (p.is_normalized) {
+    x.suffix.sum(0, x.left + begin * kPanel, end - begin);
+    x.suffix.sum(1, x.right + begin * kPanel, end - begin);
+  }
   for (int64_t lane = 0; lane < kPanel; lane += kLanes) {
     const vec top = load(panel.max[0] + lane), inverse = load(panel.inverse[0] + lane);
     const vec dot = load(panel.dot + lane);
+    const vec dot_inside = p.is_normalized ? dot : vec{}, dot_outside = p.is_normalized ? vec{} : dot;
     const vec left_before = load(panel.before[0] + lane), right_before = load(panel.before[1] + lane);
     vec left_here{}, right_here{};
     vec scan_left = load(panel.scan[0] + lane), scan_right = load(panel.scan[1] + lane);
@@ -137,8 +187,14 @@ void differentiate(const Grid& grid, int64_t begin, int64_t end, bool exact, con
       left_here += mass_left;
       right_here += mass_right;
       const vec f_left = left_before + left_here, f_right = right_before + right_here;
-      const vec g_left = 1.f - f_left + mass_left, g_right = 1.f - f_right + mass_right;
-      const vec window = f_left * g_right + f_right * g_left - overlap * (mass_left * mass_right);
+      vec g_left = 1.f - f_left + mass_left, g_right = 1.f - f_right + mass_right;
+      if (p.is_normalized) {
+        g_left = x.suffix(0, first - begin, lane, splat(1.f));
+        g_right = x.suffix(1, first - begin, lane, splat(1.f));
+      }
+      const vec uncut = f_left * g_right + f_right * g_left - overlap * (mass_left * mass_right);
+      const ivec cut = uncut < threshold;
+      const vec window = cut ? vec{} : uncut;
       vec grad_window{};
       for (int64_t key = first; key < last; ++key) {
         const int64_t at = (key - begin) * kPanel + lane;
@@ -153,13 +209,18 @@ void differentiate(const Grid& grid, int64_t begin, int64_t end, bool exact, con
           store(x.local + at, grad_score * window);
           grad_window += grad_score * local;
         } else {
-          const vec weight = load(x.score + at);
+          const vec weight = uncut < unseen ? vec{} : load(x.score + at), above = grad - dot_inside;
           store(x.score + at, weight * keep * window);
-          store(x.grad + at, weight * (grad * window - dot));
-          grad_window += grad * weight;
+          store(x.grad + at, weight * (above * window - dot_outside));
+          grad_window += above * weight;
         }
       }
-      const vec df_left = grad_window * g_right, df_right = grad_window * g_left;
+      grad_window = cut ? vec{} : grad_window;
+      vec df_left = grad_window * g_right, df_right = grad_window * g_left;
+      if (p.is_normalized) {
+        x.suffix.replace(first - begin, last - begin, lane, df_left, df_right);
+        df_left = df_right = vec{};
+      }
       scan_left += grad_window * f_right - df_left;
       scan_right += grad_window * f_left - df_right;
       const vec overlapping = overlap * grad_window;
@@ -172,6 +233,10 @@ void differentiate(const Grid& grid, int64_t begin, int64_t end, bool exact, con
         store(x.slope_left + at, load(x.left + at) * slope_left);
         store(x.slope_right + at, load(x.right + at) * slope_right);
       }
+    }
+    if (p.is_normalized) {
+      store(x.grad_f[0] + lane, x.suffix.add_products(0, end - begin, lane, x.left + begin * kPanel, x.slope_left + begin * kPanel));
+      store(x.grad_f[1] + lane, x.suffix.add_products(1, end - begin, lane, x.right + begin * kPanel, x.slope_right + begin * kPanel));
     }
     store(panel.before[0] + lane, left_before + left_here);
     store(panel.before[1] + lane, right_before + right_here);
@@ -196,13 +261,15 @@ void add_products(int64_t rows, const float* a, const float* b, float* dot) {
     }
 }
 
-// The softmax's gradient, φ dφ − φ Σ φ dφ.
-void center(int64_t keys, const float* total, const float* slope, const float* phi, float* grad) {
+// The softmax's gradient, φ (dφ − Σ φ dφ): `common` has all of it that keys of the tile share, and `slope` is φ times the rest,
+// or null if there is none.
+void center(int64_t keys, const float* common, const float* slope, const float* phi, float* grad) {
   for (int64_t lane = 0; lane < kPanel; lane += kLanes) {
-    const vec sum = load(total + lane);
+    const vec factor = load(common + lane);
     for (int64_t k = 0; k < keys; ++k) {
       const int64_t at = k * kPanel + lane;
-      store(grad + at, load(slope + at) - load(phi + at) * sum);
+      const vec shared = load(phi + at) * factor;
+      store(grad + at, slope ? load(slope + at) + shared : shared);
     }
   }
 }
@@ -218,7 +285,7 @@ class Backward {
 
   void run(const Block& block) {
     bool blind[kMaxPanels * kPanel];
-    for (int64_t i = 0; i < block.rows; ++i) blind[i] = p_.row(head_.b, head_.h, block.query + i)[1] == 0.f;
+    for (int64_t i = 0; i < block.rows; ++i) blind[i] = p_.row(head_.b, head_.h, block.query + i)[2 * kLeft + 1] == 0.f;
     for (int64_t i = 0; i < p_.pairs(); ++i) {
       const Pair& pair = p_.pair[i];
       load_queries(p_, pair.q, head_.b, head_.h, block.query, block.rows, pair.width, float(pair.scale), blind,
@@ -229,12 +296,19 @@ class Backward {
                  padded(p_.value_width), w_.grad_panels);
     if (w_.visible) read_mask(p_, head_, block, w_.visible);
     for (int64_t i = 0; i < block.panels; ++i) start(block, i);
-    for (int64_t first = 0, last; first < block.keys; first = last) {
-      last = grid_.tile_end(first, block.keys);
-      sweep_scores(block, first, last);
+    if (p_.is_normalized) {
+      for_tiles(block, [&](int64_t first, int64_t last, TilePointers& tile) { point(block, first, last, tile); });
+      sum_after(block);
     }
-    for (int64_t first = 0; first < block.keys; first += kTile)
-      sweep_pointers(block, first, std::min(first + kTile, block.keys));
+    for_tiles(block, [&](int64_t first, int64_t last, TilePointers& tile) {
+      if (!p_.is_normalized) point(block, first, last, tile);
+      reach(block, first, last, tile);
+      sweep_scores(block, first, last, tile);
+    });
+    finish_slopes(block);
+    for_tiles(block, [&](int64_t first, int64_t last, const TilePointers& tile) {
+      sweep_pointers(block, first, last, tile);
+    });
     for (int64_t i = 0; i < p_.pairs(); ++i) store_grad_queries(block, i);
   }
 
@@ -246,6 +320,7 @@ class Backward {
   void start(const Block& block, int64_t i) {
     Panel& panel = panels_[i];
     std::memset(&panel, 0, sizeof(Panel));
+    num_tiles_[i] = 0;
     const int64_t query = block.query + i * kPanel, width = p_.value_width;
     const float* row = p_.row(head_.b, head_.h, query);
     for (int64_t lane = 0; lane < block.rows_of(i); ++lane)
@@ -260,55 +335,139 @@ class Backward {
     add_products(width, w_.out_panel, w_.grad_panels + i * kPanel * width, panel.dot);
   }
 
-  void score(const Block& block, int64_t kind, int64_t first, int64_t last, Panels out) {
-    score_tile(block, first, last, keys_[kind], w_.queries[kind], p_.pair[kind].width, out);
+  template <typename Body>
+  void for_tiles(const Block& block, const Body& body) {
+    TilePointers* tile = w_.tile;
+    for (int64_t first = 0, last; first < block.keys; first = last) {
+      last = grid_.tile_end(first, block.keys);
+      body(first, last, *tile++);
+    }
+  }
+
+  void score(const Block& block, Some some, int64_t kind, int64_t first, int64_t last, Panels out) {
+    score_tile(block, some, first, last, keys_[kind], w_.queries[kind], p_.pair[kind].width, out);
   }
 
   // Add a tile's gradient of scores to the gradients of its queries and keys.
-  void send(const Block& block, int64_t kind, int64_t first, int64_t last, Panels grad) {
+  void send(const Block& block, Some some, int64_t kind, int64_t first, int64_t last, Panels grad) {
     const int64_t width = p_.pair[kind].width;
-    gather_tile(block, first, last, keys_[kind], grad, width, w_.grad_queries[kind]);
-    scatter_tile(block, first, last, grad, w_.rows[kind], padded(width), sums_.keys[kind]);
+    gather_tile(block, some, first, last, keys_[kind], grad, width, w_.grad_queries[kind]);
+    scatter_tile(block, some, first, last, grad, w_.rows[kind], padded(width), sums_.keys[kind]);
   }
 
   static Panels at(Panels x, int64_t key) { return {x.data + key * kPanel, x.step}; }
 
-  void sweep_scores(const Block& block, int64_t first, int64_t last) {
-    score(block, kLeft, first, last, at(w_.pointer[0], first));
-    score(block, kRight, first, last, at(w_.pointer[1], first));
-    score(block, kScore, first, last, w_.score);
-    if constexpr (Additive) score(block, kLocal, first, last, w_.local);
-    score_tile(block, first, last, values_, w_.grad_panels, p_.value_width, w_.grad);
+  // Compute the pointers φ of a tile and their sums.
+  void point(const Block& block, int64_t first, int64_t last, TilePointers& tile) {
+    for (int side = 0; side < kSides; ++side) {
+      tile.some[side] = 0;
+      score(block, block.all(), kLeft + side, first, last, at(w_.pointer[side], first));
+      for (int64_t i = 0; i < block.panels; ++i) {
+        const int64_t end = block.end(i, last);
+        if (end <= first) continue;
+        num_tiles_[i] = &tile - w_.tile + 1;
+        float *row = panel(w_.pointer[side], i), *mass = tile.mass[i][side];
+        hide(p_, block, i, w_.visible, first, end, 0, row);
+        exponentiate(row + first * kPanel, end - first, panels_[i].max[kLeft + side], panels_[i].inverse[kLeft + side], mass);
+        const auto exists = [](float x) { return !(x < kNegligible); };
+        if (!(p_.threshold > 0) || std::any_of(mass, mass + block.rows_of(i), exists)) tile.some[side] |= Some(1) << i;
+      }
+    }
+  }
+
+  // Add up the pointers after each tile.
+  void sum_after(const Block& block) {
+    for (int64_t i = 0; i < block.panels; ++i)
+      for (int side = 0; side < kSides; ++side)
+        for (int64_t lane = 0; lane < kPanel; lane += kLanes) {
+          vec after{};
+          for (int64_t index = num_tiles_[i]; index-- > 0;) {
+            store(w_.tile[index].after[i][side] + lane, after);
+            after += load(w_.tile[index].mass[i][side] + lane);
+          }
+        }
+  }
+
+  // Add what only the whole row tells to dφ. It ends in − Σ φ dφ, short of Σ dF which cancels. Normalised, M can be small
+  // and dM large, and so can Σ dF be against the dφ it would cancel from; there the sums of dF after each tile are added, and
+  // Σ φ dφ = Σ M dM = 0.
+  void finish_slopes(const Block& block) {
+    for (int64_t i = 0; i < block.panels; ++i)
+      for (int side = 0; side < kSides; ++side)
+        for (int64_t lane = 0; lane < kPanel; lane += kLanes) {
+          vec rest = p_.is_normalized ? vec{} : -load(panels_[i].total[side] + lane);
+          for (int64_t index = num_tiles_[i]; index-- > 0;) {
+            TilePointers& tile = w_.tile[index];
+            store(tile.slope[i][side] + lane, load(tile.slope[i][side] + lane) + rest);
+            if (p_.is_normalized) rest += load(tile.grad_f[i][side] + lane);
+          }
+        }
+  }
+
+  // Find the panels whose windows may reach a tile. The others pass it: dφ is the same for all its keys.
+  void reach(const Block& block, int64_t first, int64_t last, TilePointers& tile) {
+    tile.inside = 0;
+    for (int64_t i = 0; i < block.panels; ++i) {
+      if (block.end(i, last) <= first) continue;
+      Panel& x = panels_[i];
+      if (!(p_.threshold > 0) || reaches(threshold_of(p_), block.rows_of(i), x.before, tile.mass[i])) {
+        tile.inside |= Some(1) << i;
+        std::memset(tile.slope[i], 0, sizeof(tile.slope[i]));
+        continue;
+      }
+      std::memcpy(tile.slope[i], x.scan, sizeof(x.scan));
+      std::memset(tile.grad_f[i], 0, sizeof(tile.grad_f[i]));
+      for (int side = 0; side < kSides; ++side)
+        for (int64_t lane = 0; lane < kPanel; ++lane) {
+          const float mass = tile.mass[i][side][lane];
+          x.total[side][lane] += mass * x.scan[side][lane];
+          x.before[side][lane] += mass;
+        }
+    }
+  }
+
+  void sweep_scores(const Block& block, int64_t first, int64_t last, TilePointers& tile) {
+    // Outside of the window, multiplicative scores have gradients, values and their weights none; normalised, neither.
+    const Some inside = tile.inside, scored = p_.is_normalized ? inside : block.all();
+    const Some weighed = Additive ? block.all() : inside;
+    score(block, scored, kScore, first, last, w_.score);
+    if constexpr (Additive) score(block, inside, kLocal, first, last, w_.local);
+    score_tile(block, weighed, first, last, values_, w_.grad_panels, p_.value_width, w_.grad);
     for (int64_t i = 0; i < block.panels; ++i) {
       const int64_t end = block.end(i, last);
-      if (end <= first) continue;
+      if (end <= first || !(scored >> i & 1)) continue;
       const PanelTile x{panel(w_.pointer[0], i), panel(w_.pointer[1], i), panel(w_.slope[0], i), panel(w_.slope[1], i),
-                        panel(w_.score, i), panel(w_.local, i), panel(w_.grad, i)};
+                        panel(w_.score, i), panel(w_.local, i), panel(w_.grad, i),
+                        {{w_.suffix[0], w_.suffix[1]}, tile.after[i]}, tile.grad_f[i]};
       add_bias(p_, head_, block, i, first, end, w_.bias, x.score);
-      hide(p_, block, i, w_.visible, first, end, 0, x.left);
-      hide(p_, block, i, w_.visible, first, end, 0, x.right);
       hide(p_, block, i, w_.visible, first, end, first, x.score);
-      exponentiate(x.left + first * kPanel, end - first, panels_[i].max[kLeft], panels_[i].inverse[kLeft]);
-      exponentiate(x.right + first * kPanel, end - first, panels_[i].max[kRight], panels_[i].inverse[kRight]);
-      if constexpr (!Additive)
-        exponentiate(x.score, end - first, panels_[i].max[kScore], panels_[i].inverse[kScore]);
       dropout_.seed_panel(p_, head_.b, head_.h, block.query + i * kPanel);
-      differentiate<Additive, Segment>(grid_, first, end, p_.is_exact, dropout_, panels_[i], x);
+      if (!(inside >> i & 1)) {
+        differentiate_outside<Additive>(first, end, dropout_, panels_[i], x);
+        continue;
+      }
+      alignas(64) float unused[kPanel];
+      if constexpr (!Additive)
+        exponentiate(x.score, end - first, panels_[i].max[kScore], panels_[i].inverse[kScore], unused);
+      differentiate<Additive, Segment>(p_, grid_, first, end, dropout_, panels_[i], x);
     }
     if (!block.whole(last))
       for (const Panels& x : {w_.score, w_.local, w_.grad}) clear_unseen(block, first, last, x);
-    scatter_tile(block, first, last, w_.score, w_.grad_rows, padded(p_.value_width), sums_.values);
-    send(block, kScore, first, last, w_.grad);
-    if constexpr (Additive) send(block, kLocal, first, last, w_.local);
+    scatter_tile(block, weighed, first, last, w_.score, w_.grad_rows, padded(p_.value_width), sums_.values);
+    send(block, scored, kScore, first, last, w_.grad);
+    if constexpr (Additive) send(block, inside, kLocal, first, last, w_.local);
   }
 
-  void sweep_pointers(const Block& block, int64_t first, int64_t last) {
+  void sweep_pointers(const Block& block, int64_t first, int64_t last, const TilePointers& tile) {
     for (int side = 0; side < kSides; ++side) {
       const Panels phi = at(w_.pointer[side], first), slope = at(w_.slope[side], first);
-      for (int64_t i = 0; i < block.panels; ++i)
-        center(block.end(i, last) - first, panels_[i].total[side], panel(slope, i), panel(phi, i), panel(w_.grad, i));
+      for (int64_t i = 0; i < block.panels; ++i) {
+        const int64_t keys = block.end(i, last) - first;
+        if (!(tile.some[side] >> i & 1)) continue;
+        center(keys, tile.slope[i][side], tile.inside >> i & 1 ? panel(slope, i) : nullptr, panel(phi, i), panel(w_.grad, i));
+      }
       if (!block.whole(last)) clear_unseen(block, first, last, w_.grad);
-      send(block, kLeft + side, first, last, w_.grad);
+      send(block, tile.some[side], kLeft + side, first, last, w_.grad);
     }
   }
 
@@ -331,6 +490,7 @@ class Backward {
   Dropout dropout_;
   Matrix keys_[kMaxPairs], values_;
   Panel panels_[kMaxPanels];
+  int64_t num_tiles_[kMaxPanels];  // those with keys that a panel may see
 };
 
 constexpr int64_t kBlockRows = kMaxPanels * kPanel;

@@ -93,6 +93,7 @@ struct Block {
   int64_t rows_of(int64_t panel) const { return std::min(kPanel, rows - panel * kPanel); }
   int64_t end(int64_t panel, int64_t tile_end) const { return std::min(limit[panel], tile_end); }
   bool whole(int64_t tile_end) const { return limit[0] >= tile_end; }
+  uint32_t all() const { return (uint32_t(1) << panels) - 1; }
 };
 
 // visible[panel][key][16], -1 or 0, filled where the panel's mask is to be read.
@@ -146,38 +147,63 @@ struct Panels {
   int64_t step;
 };
 
-// scores[key][query] = K Qᵀ for the keys of a tile.
-inline void score_tile(const Block& block, int64_t first, int64_t last, Matrix k, const float* queries, int64_t width,
-                       Panels out) {
+// A bit per panel of a block.
+using Some = uint32_t;
+static_assert(kMaxPanels < 32);
+
+// Run body(first, count) for each run of neighbouring panels among `some`.
+template <typename Body>
+DW_INLINE void for_runs(const Block& block, Some some, const Body& body) {
+  for (int64_t i = 0, end; i < block.panels; i = end + 1) {
+    end = i;
+    while (end < block.panels && (some >> end & 1)) ++end;
+    if (end > i) body(i, end - i);
+  }
+}
+
+// scores[key][query] = K Qᵀ for the keys of a tile and some panels.
+inline void score_tile(const Block& block, Some some, int64_t first, int64_t last, Matrix k, const float* queries,
+                       int64_t width, Panels out) {
   const Left keys{k.data + first * k.stride, k.stride, 0};
-  if (block.whole(last))
-    return gemm<false>({last - first, block.panels, 1, width}, keys, {queries, kPanel, width * kPanel},
-                       {out.data, kPanel, out.step, false});
-  for (int64_t i = 0; i < block.panels; ++i)
-    gemm<false>({std::max<int64_t>(block.end(i, last) - first, 0), 1, 1, width}, keys,
-                {queries + i * width * kPanel, kPanel, 0}, {out.data + i * out.step, kPanel, 0, false});
+  const auto score = [&](int64_t i, int64_t count, int64_t end) {
+    gemm<false>({std::max<int64_t>(end - first, 0), count, 1, width}, keys,
+                {queries + i * width * kPanel, kPanel, width * kPanel},
+                {out.data + i * out.step, kPanel, out.step, false});
+  };
+  for_runs(block, some, [&](int64_t run, int64_t count) {
+    if (block.whole(last)) return score(run, count, last);
+    for (int64_t i = run; i < run + count; ++i) score(i, 1, block.end(i, last));
+  });
 }
 
-// out[width][query] += Vᵀ A over the keys of a tile: O from A and V, or dQ from dS and K.
-inline void gather_tile(const Block& block, int64_t first, int64_t last, Matrix v, Panels weights, int64_t width,
-                        float* out) {
+// out[width][query] += Vᵀ A over the keys of a tile, for some panels: O from A and V, or dQ from dS and K.
+inline void gather_tile(const Block& block, Some some, int64_t first, int64_t last, Matrix v, Panels weights,
+                        int64_t width, float* out) {
   const Left values{v.data + first * v.stride, v.stride, 0};
-  if (block.whole(last))
-    return gemm<true>({width, block.panels, 1, last - first}, values, {weights.data, kPanel, weights.step},
-                      {out, kPanel, width * kPanel, true});
-  for (int64_t i = 0; i < block.panels; ++i)
-    gemm<true>({width, 1, 1, std::max<int64_t>(block.end(i, last) - first, 0)}, values,
-               {weights.data + i * weights.step, kPanel, 0}, {out + i * width * kPanel, kPanel, 0, true});
+  const auto gather = [&](int64_t i, int64_t count, int64_t end) {
+    gemm<true>({width, count, 1, std::max<int64_t>(end - first, 0)}, values,
+               {weights.data + i * weights.step, kPanel, weights.step},
+               {out + i * width * kPanel, kPanel, width * kPanel, true});
+  };
+  for_runs(block, some, [&](int64_t run, int64_t count) {
+    if (block.whole(last)) return gather(run, count, last);
+    for (int64_t i = run; i < run + count; ++i) gather(i, 1, block.end(i, last));
+  });
 }
 
-// out[key][width] += A rows over the block's queries: dV from A and dO, or dK from dS and Q. Hidden weights are zeros.
-inline void scatter_tile(const Block& block, int64_t first, int64_t last, Panels weights, const float* rows,
+// out[key][width] += A rows over some panels of queries: dV from A and dO, or dK from dS and Q. Hidden weights are zeros.
+inline void scatter_tile(const Block& block, Some some, int64_t first, int64_t last, Panels weights, const float* rows,
                          int64_t stride, float* out) {
-  if (stride == Narrow::lanes)
-    return gemm<false, Narrow>({last - first, 1, block.panels, kPanel}, {weights.data, kPanel, weights.step},
-                               {rows, stride, 0}, {out + first * stride, stride, 0, true});
-  gemm<false>({last - first, stride / kPanel, block.panels, kPanel}, {weights.data, kPanel, weights.step},
-              {rows, stride, kPanel}, {out + first * stride, stride, kPanel, true});
+  for_runs(block, some, [&](int64_t i, int64_t count) {
+    const Left left{weights.data + i * weights.step, kPanel, weights.step};
+    const float* right = rows + i * kPanel * stride;
+    if (stride == Narrow::lanes)
+      gemm<false, Narrow>({last - first, 1, count, kPanel}, left, {right, stride, 0},
+                          {out + first * stride, stride, 0, true});
+    else
+      gemm<false>({last - first, stride / kPanel, count, kPanel}, left, {right, stride, kPanel},
+                  {out + first * stride, stride, kPanel, true});
+  });
 }
 
 // Zero what scatter_tile reads of keys that a panel cannot see.

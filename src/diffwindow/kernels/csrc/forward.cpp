@@ -4,6 +4,7 @@
 #include "block.h"
 #include "dropout.h"
 #include "parallel.h"
+#include "reach.h"
 
 namespace dw {
 namespace {
@@ -23,6 +24,11 @@ struct Running {  // softmax statistics of sixteen rows
 struct Panel {  // the state of a panel between tiles
   Running score, pointer[2];
   alignas(64) float before[2][kPanel];  // F up to the tile
+  int64_t tiles;                        // those with keys that it may see
+};
+
+struct TilePointers {  // of a tile's pointers: the maximum that they were taken from, their sum, and that of those after them
+  alignas(64) float max[2][kPanel], sum[2][kPanel], after[2][kPanel];
 };
 
 struct Workspace {
@@ -31,7 +37,8 @@ struct Workspace {
   float* copy[kMaxPairs + 1];
   Panels pointer[2];  // e^(score − running maximum), whole rows
   Panels score, local;  // a tile
-  float* tile_max;      // [tile][panel][2][16]: the maximum that a tile's pointers were taken from
+  TilePointers* tile;   // [tile][panel]
+  float* suffix[2];     // a panel of a tile
   float* out;           // [panel][width][16]
   float* bias;          // a panel of a tile
   int8_t* visible;
@@ -51,7 +58,8 @@ struct Workspace {
     score = take_panels(arena, Grid::capacity(p));
     local = take_panels(arena, Grid::capacity(p));
     // A tile of whole segments may be little more than half full.
-    tile_max = arena.floats((p.keys / (kTile / 2) + 3) * kMaxPanels * 2 * kPanel);
+    tile = arena.take<TilePointers>((p.keys / (kTile / 2) + 3) * kMaxPanels);
+    for (float*& x : suffix) x = arena.floats(p.is_normalized ? Grid::capacity(p) * kPanel : 0);
     out = arena.floats(kMaxPanels * kPanel * p.value_width);
     bias = arena.floats(p.bias.data ? Grid::capacity(p) * kPanel : 0);
     visible = arena.take<int8_t>(p.hides() || p.is_causal ? kMaxPanels * kPanel * p.keys : 0);
@@ -68,7 +76,7 @@ struct Workspace {
 };
 
 // The unnormalised pointers of a tile (Eq. 7, 8): e^(score − running maximum). Keeps the maximum and adds to the sum.
-void point(float* x, int64_t keys, Running& run, float* tile_max) {
+void point(float* x, int64_t keys, Running& run, float* tile_max, float* tile_sum) {
   for (int64_t lane = 0; lane < kPanel; lane += kLanes) {
     const vec before = load(run.max + lane);
     vec top = before;
@@ -82,6 +90,7 @@ void point(float* x, int64_t keys, Running& run, float* tile_max) {
     store(run.sum + lane, load(run.sum + lane) * exp(before - top) + sum);
     store(run.max + lane, top);
     store(tile_max + lane, top);
+    store(tile_sum + lane, sum);
   }
 }
 
@@ -89,19 +98,26 @@ struct Tile {
   int64_t first, last, index;
 };
 
-// Build the window M over a tile (Eq. 9, 11). Additive: the scores become s + o ⊙ M (Eq. 17). Multiplicative: M is stored
-// where the local scores would be.
+// What a tile's pointers are to be multiplied by: e^(their maximum − the row's) over the row's sum.
+DW_INLINE vec pointer_factor(const TilePointers& tile, const Running& run, int side, int64_t lane) {
+  const vec sum = load(run.sum + lane);
+  return exp(load(tile.max[side] + lane) - load(run.max + lane)) / (sum > 0 ? sum : splat(1.f));
+}
+
+// Build the window M over a tile (Eq. 9, 11), 0 where it is below the threshold. Additive: the scores become s + o ⊙ M
+// (Eq. 17). Multiplicative: M is stored where the local scores would be.
 template <bool Additive, bool Segment>
-void build_window(const Grid& grid, Tile tile, int64_t end, bool exact, Panel& panel, const float* tile_max,
-                  const float* left, const float* right, float* score, float* local) {
-  const float overlap = exact ? 1.f : 0.f;
+void build_window(const Problem& p, const Grid& grid, Tile tile, int64_t end, Panel& panel,
+                  const TilePointers& tile_pointers, Suffix suffix, const float* left, const float* right, float* score,
+                  float* local) {
+  const float overlap = p.is_exact ? 1.f : 0.f, threshold = threshold_of(p);
+  if (p.is_normalized) {
+    suffix.sum(0, left + tile.first * kPanel, end - tile.first);
+    suffix.sum(1, right + tile.first * kPanel, end - tile.first);
+  }
   for (int64_t lane = 0; lane < kPanel; lane += kLanes) {
     vec factor[2];
-    for (int side = 0; side < 2; ++side) {
-      const Running& run = panel.pointer[side];
-      const vec sum = load(run.sum + lane);
-      factor[side] = exp(load(tile_max + side * kPanel + lane) - load(run.max + lane)) / (sum > 0 ? sum : splat(1.f));
-    }
+    for (int side = 0; side < 2; ++side) factor[side] = pointer_factor(tile_pointers, panel.pointer[side], side, lane);
     const vec left_before = load(panel.before[0] + lane), right_before = load(panel.before[1] + lane);
     vec left_here{}, right_here{};
     for (int64_t first = tile.first, last; first < end; first = last) {
@@ -116,8 +132,13 @@ void build_window(const Grid& grid, Tile tile, int64_t end, bool exact, Panel& p
       left_here += mass_left;
       right_here += mass_right;
       const vec f_left = left_before + left_here, f_right = right_before + right_here;
-      const vec g_left = 1.f - f_left + mass_left, g_right = 1.f - f_right + mass_right;
-      const vec window = f_left * g_right + f_right * g_left - overlap * (mass_left * mass_right);
+      vec g_left = 1.f - f_left + mass_left, g_right = 1.f - f_right + mass_right;
+      if (p.is_normalized) {
+        g_left = suffix(0, first - tile.first, lane, factor[0]);
+        g_right = suffix(1, first - tile.first, lane, factor[1]);
+      }
+      vec window = f_left * g_right + f_right * g_left - overlap * (mass_left * mass_right);
+      window = window < threshold ? vec{} : window;
       for (int64_t key = first; key < last; ++key) {
         const int64_t at = (key - tile.first) * kPanel + lane;
         if constexpr (Additive)
@@ -131,22 +152,40 @@ void build_window(const Grid& grid, Tile tile, int64_t end, bool exact, Panel& p
   }
 }
 
+// How a tile's scores become weights: softmax(s); softmax(s) ⊙ M; the same over its sum; or not at all, where M is 0 but
+// the sum of the softmax needs every score.
+enum Weights { kSoftmax, kWindowed, kNormalized, kSumOnly };
+
 // Turn a tile's scores into weights over the running maximum (Eq. 13, 17); earlier output must be multiplied by `rescale`.
-template <bool Additive>
+// Normalised, keys with M = 0 do not count: the maximum is that of the others, which they may exceed.
+template <Weights kind>
 void weigh(Tile tile, int64_t end, const Dropout& dropout, Running& run, float* score, const float* window, float* rescale) {
   const int64_t keys = end - tile.first;
   for (int64_t lane = 0; lane < kPanel; lane += kLanes) {
     const vec before = load(run.max + lane);
     vec top = before;
-    for (int64_t k = 0; k < keys; ++k) top = larger(top, load(score + k * kPanel + lane));
+    for (int64_t k = 0; k < keys; ++k) {
+      const int64_t at = k * kPanel + lane;
+      const vec x = load(score + at);
+      if constexpr (kind == kNormalized)
+        top = load(window + at) == 0 ? top : larger(top, x);
+      else
+        top = larger(top, x);
+    }
     vec sum{};
     for (int64_t k = 0; k < keys; ++k) {
       const int64_t at = k * kPanel + lane;
       vec weight = exp(load(score + at) - top);
+      if constexpr (kind == kNormalized) {
+        const vec m = load(window + at);
+        weight = m == 0 ? vec{} : weight * m;
+      }
       sum += weight;
-      if (dropout.active) weight *= dropout.factor(tile.first + k, lane);
-      if constexpr (!Additive) weight *= load(window + at);
-      store(score + at, weight);
+      if constexpr (kind != kSumOnly) {
+        if (dropout.active) weight *= dropout.factor(tile.first + k, lane);
+        if constexpr (kind == kWindowed) weight *= load(window + at);
+        store(score + at, weight);
+      }
     }
     const vec factor = exp(before - top);
     store(rescale + lane, factor);
@@ -187,6 +226,7 @@ class Forward {
     for (int64_t i = 0; i < block.panels; ++i) start(panels_[i]);
     std::memset(w_.out, 0, sizeof(float) * block.panels * kPanel * p_.value_width);
     for_tiles(block, [&](Tile tile) { sweep_pointers(block, tile); });
+    if (p_.threshold > 0) normalize_sums(block);
     for_tiles(block, [&](Tile tile) { sweep_weights(block, tile); });
     for (int64_t i = 0; i < block.panels; ++i) finish(block, i, panels_[i]);
   }
@@ -201,6 +241,7 @@ class Forward {
   }
 
   static void start(Panel& panel) {
+    panel.tiles = 0;
     panel.score.reset();
     for (int side = 0; side < 2; ++side) {
       panel.pointer[side].reset();
@@ -212,41 +253,86 @@ class Forward {
     hide(p_, block, i, w_.visible, tile.first, block.end(i, tile.last), tile.first, x);
   }
 
-  float* tile_max(Tile tile, int64_t i) { return w_.tile_max + (tile.index * kMaxPanels + i) * 2 * kPanel; }
+  TilePointers& pointers(Tile tile, int64_t i) { return w_.tile[tile.index * kMaxPanels + i]; }
+
+  void score(const Block& block, Some some, int64_t kind, Tile tile, Panels out) {
+    score_tile(block, some, tile.first, tile.last, keys_[kind], w_.queries[kind], p_.pair[kind].width, out);
+  }
 
   void sweep_pointers(const Block& block, Tile tile) {
     for (int side = 0; side < 2; ++side) {
-      const int64_t kind = kLeft + side, width = p_.pair[kind].width, offset = tile.first * kPanel;
-      const Panels out{w_.pointer[side].data + offset, w_.pointer[side].step};
-      score_tile(block, tile.first, tile.last, keys_[kind], w_.queries[kind], width, out);
+      const Panels out{w_.pointer[side].data + tile.first * kPanel, w_.pointer[side].step};
+      score(block, block.all(), kLeft + side, tile, out);
       for (int64_t i = 0; i < block.panels; ++i) {
         const int64_t keys = block.end(i, tile.last) - tile.first;
         if (keys <= 0) continue;
+        panels_[i].tiles = tile.index + 1;
         mask(block, i, tile, out.data + i * out.step);
-        point(out.data + i * out.step, keys, panels_[i].pointer[side], tile_max(tile, i) + side * kPanel);
+        point(out.data + i * out.step, keys, panels_[i].pointer[side], pointers(tile, i).max[side],
+              pointers(tile, i).sum[side]);
       }
     }
   }
 
+  // Turn the sums of each tile's pointers into masses of φ, and add up those after it.
+  void normalize_sums(const Block& block) {
+    for (int64_t i = 0; i < block.panels; ++i)
+      for (int side = 0; side < 2; ++side)
+        for (int64_t lane = 0; lane < kPanel; lane += kLanes) {
+          vec after{};
+          for (int64_t index = panels_[i].tiles; index-- > 0;) {
+            TilePointers& tile = w_.tile[index * kMaxPanels + i];
+            const vec mass = load(tile.sum[side] + lane) * pointer_factor(tile, panels_[i].pointer[side], side, lane);
+            store(tile.sum[side] + lane, mass);
+            store(tile.after[side] + lane, after);
+            after += mass;
+          }
+        }
+  }
+
+  // The panels whose windows may reach into a tile. The others pass it: their F grows by what is in it.
+  Some reached(const Block& block, Tile tile) {
+    if (!(p_.threshold > 0)) return block.all();
+    Some some = 0;
+    for (int64_t i = 0; i < block.panels; ++i) {
+      if (block.end(i, tile.last) <= tile.first) continue;
+      auto& before = panels_[i].before;
+      const auto& mass = pointers(tile, i).sum;
+      if (reaches(threshold_of(p_), block.rows_of(i), before, mass))
+        some |= Some(1) << i;
+      else
+        for (int side = 0; side < 2; ++side)
+          for (int64_t lane = 0; lane < kPanel; ++lane) before[side][lane] += mass[side][lane];
+    }
+    return some;
+  }
+
   void sweep_weights(const Block& block, Tile tile) {
-    score_tile(block, tile.first, tile.last, keys_[kScore], w_.queries[kScore], p_.pair[kScore].width, w_.score);
-    if constexpr (Additive)
-      score_tile(block, tile.first, tile.last, keys_[kLocal], w_.queries[kLocal], p_.pair[kLocal].width, w_.local);
+    const Some inside = reached(block, tile), scored = p_.is_normalized ? inside : block.all();
+    score(block, scored, kScore, tile, w_.score);
+    if constexpr (Additive) score(block, inside, kLocal, tile, w_.local);
     for (int64_t i = 0; i < block.panels; ++i) {
       const int64_t end = block.end(i, tile.last);
-      if (end <= tile.first) continue;
+      if (end <= tile.first || !(scored >> i & 1)) continue;
+      const bool is_inside = inside >> i & 1;
       float *score = w_.score.data + i * w_.score.step, *local = w_.local.data + i * w_.local.step;
       add_bias(p_, head_, block, i, tile.first, end, w_.bias, score);
-      build_window<Additive, Segment>(grid_, tile, end, p_.is_exact, panels_[i], tile_max(tile, i),
-                                      w_.pointer[0].data + i * w_.pointer[0].step,
-                                      w_.pointer[1].data + i * w_.pointer[1].step, score, local);
+      if (is_inside)
+        build_window<Additive, Segment>(p_, grid_, tile, end, panels_[i], pointers(tile, i),
+                                        {{w_.suffix[0], w_.suffix[1]}, pointers(tile, i).after},
+                                        w_.pointer[0].data + i * w_.pointer[0].step,
+                                        w_.pointer[1].data + i * w_.pointer[1].step, score, local);
       mask(block, i, tile, score);
       alignas(64) float rescale[kPanel];
       dropout_.seed_panel(p_, head_.b, head_.h, block.query + i * kPanel);
-      weigh<Additive>(tile, end, dropout_, panels_[i].score, score, local, rescale);
+      const auto run = Additive            ? weigh<kSoftmax>
+                       : p_.is_normalized ? weigh<kNormalized>
+                       : is_inside        ? weigh<kWindowed>
+                                          : weigh<kSumOnly>;
+      run(tile, end, dropout_, panels_[i].score, score, local, rescale);
       if (tile.first > 0) rescale_output(rescale, p_.value_width, w_.out + i * kPanel * p_.value_width);
     }
-    gather_tile(block, tile.first, tile.last, values_, w_.score, p_.value_width, w_.out);
+    gather_tile(block, Additive ? block.all() : inside, tile.first, tile.last, values_, w_.score, p_.value_width, w_.out);
   }
 
   void finish(const Block& block, int64_t i, Panel& panel) {

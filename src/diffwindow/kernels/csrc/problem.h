@@ -31,10 +31,10 @@ enum { kScore, kLeft, kRight, kLocal, kMaxPairs };  // the order of Problem::pai
 
 // Eight bytes per field, in the order of `_problem` in kernels/cpu.py.
 struct Problem {
-  int64_t is_bf16, is_additive, is_causal, is_exact, segment_size;
+  int64_t is_bf16, is_additive, is_causal, is_exact, is_normalized, segment_size;
   int64_t batch, heads, queries, keys, value_width, threads;
   uint64_t seed;
-  double dropout;
+  double dropout, threshold;  // the window is 0 where it is below the threshold; a threshold of 0 is none
   Mask mask;
   Bias bias;
   const int64_t* segment_origin;
