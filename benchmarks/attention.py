@@ -283,10 +283,10 @@ def reference_time(case: Case, tensors: list[Tensor], grad: Tensor, *, quick: bo
 def show(row: dict[str, object], *, header: bool) -> None:
     if header:
         print(
-            "kind            seg causal  norm  shape             / SDPA forward       ms  / reference      MiB"
+            "kind           seg causal  norm  shape             / SDPA forward       ms  / reference      MiB"
         )
     print(
-        f"{row['kind']:<15}{row['segment_size']:>4}{row['causal']!s:>7}{row['normalize']!s:>6}"
+        f"{row['kind']:<14}{row['segment_size']:>4}{row['causal']!s:>7}{row['normalize']!s:>6}"
         f"  {'x'.join(map(str, row['shape'])):<16}"
         f"{row['vs_sdpa']:>8.2f}{row['forward_vs_sdpa']:>8.2f}{row['seconds'] * 1e3:>9.2f}"
         f"{row['vs_reference']:>13.3f}{row['extra_bytes'] / 2**20:>9.1f}",

@@ -29,7 +29,7 @@ def kept(seed: int, shape: tuple[int, int, int, int], p: float) -> torch.Tensor:
     return torch.from_numpy(random >= np.uint32(p * 2**32)).view(shape)
 
 
-def check_given_the_mask(config, p, impl, monkeypatch):
+def check_given_the_mask(config, p, impl, monkeypatch, **chosen):
     """Compare output and gradients with those of the reference under the mask that the kernels draw."""
     wide = leaves(config, torch.float64)
     torch.manual_seed(5)
@@ -40,10 +40,10 @@ def check_given_the_mask(config, p, impl, monkeypatch):
         return x * mask / (1 - probability)
 
     monkeypatch.setattr(functional.F, "dropout", dropout)
-    expected = call(wide, impl="reference", is_causal=True, dropout_p=p)
+    expected = call(wide, impl="reference", is_causal=True, dropout_p=p, **chosen)
     torch.manual_seed(5)
     narrow = leaves(config, torch.float32)
-    out = call(narrow, impl=impl, is_causal=True, dropout_p=p)
+    out = call(narrow, impl=impl, is_causal=True, dropout_p=p, **chosen)
     torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
     grad = torch.randn_like(expected)
     found = torch.autograd.grad(out, narrow, grad.float())
