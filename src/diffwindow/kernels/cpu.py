@@ -48,9 +48,10 @@ def _problem(call: Call, out: Tensor, rows: Tensor) -> list[int | float]:
     """List the fields of the C++ `Problem` in order, up to those of backward."""
     q, origin = call.q, call.segment_origin
     fields: list[int | float] = [
-        q.dtype == torch.bfloat16, call.q_local is not None, call.is_causal, call.exact, call.normalize, call.segment_size,
-        q.shape[0], q.shape[1], q.shape[2], call.k.shape[2], call.v.shape[-1], torch.get_num_threads(),
-        0 if call.seed is None else int(call.seed.item()), call.dropout_p, call.threshold,
+        q.dtype == torch.bfloat16, call.q_local is not None, call.is_causal, call.exact, call.normalize,
+        call.segment_size, q.shape[0], q.shape[1], q.shape[2], call.k.shape[2], call.v.shape[-1],
+        torch.get_num_threads(), 0 if call.seed is None else int(call.seed.item()), call.dropout_p,
+        call.threshold,
     ]  # fmt: skip
     for full in (call.attn_mask, call.attn_bias):
         fields += [0] * 5 if full is None else [full.data_ptr(), *full.stride()]
