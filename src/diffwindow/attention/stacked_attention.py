@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from diffwindow import ops
 from diffwindow.attention.positions import rotate
 from diffwindow.attention.visibility import EVERYTHING, Visibility
+from diffwindow.kernels import few_rows
 
 Init = Literal["stacked", "separate"]
 INITS: tuple[str, ...] = get_args(Init)
@@ -126,7 +126,7 @@ class StackedAttention(nn.Module):
 
         `start` is the place of its first token, which rotary positions count from.
         """
-        queries, keys = self.in_proj(x).split([self._query_width, self._key_width], dim=-1)
+        queries, keys = few_rows.apply(self.in_proj, x).split([self._query_width, self._key_width], dim=-1)
         return self._rotated(queries, self._query_dims, start), self._rotated(keys, self._key_dims, start)
 
     def attend(
@@ -172,7 +172,7 @@ class StackedAttention(nn.Module):
             projected: Tensor = self.in_proj(x)
             return projected[..., first:last]
         bias = self.in_proj.bias
-        return F.linear(x, self.in_proj.weight[first:last], None if bias is None else bias[first:last])
+        return few_rows.linear(x, self.in_proj.weight[first:last], None if bias is None else bias[first:last])
 
     def query_heads(self, queries: Float[Tensor, "b q queries"]) -> tuple[Tensor, ...]:
         """View projected queries as `[b h q e]` tensors, without a copy."""
@@ -183,8 +183,7 @@ class StackedAttention(nn.Module):
         return _split_heads(keys, self._key_dims, self.num_heads)
 
     def _merge_heads(self, heads: Float[Tensor, "b h q e"]) -> Float[Tensor, "b q d"]:
-        output: Tensor = self.out_proj(heads.transpose(1, 2).flatten(2))
-        return output
+        return few_rows.apply(self.out_proj, heads.transpose(1, 2).flatten(2))
 
     def _active_dropout(self) -> float:
         return self.dropout if self.training else 0.0

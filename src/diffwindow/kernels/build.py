@@ -68,6 +68,18 @@ def why_not() -> str | None:
     return None
 
 
+@functools.cache
+def ready() -> bool:
+    """Return whether there are compiled kernels, without a warning: for what is only slower without them."""
+    try:
+        load()
+    except KernelsUnavailableError:
+        if mode() == "require":
+            raise
+        return False
+    return True
+
+
 def cache_dir() -> Path:
     """Return the folder of compiled kernels; links to the cache are followed here, and nowhere below."""
     chosen = os.environ.get("DIFFWINDOW_CACHE")

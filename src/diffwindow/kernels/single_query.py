@@ -7,11 +7,9 @@ import struct
 
 import torch
 from torch import Tensor
-from torch._C._functorch import peek_interpreter_stack
-from torch.autograd import forward_ad
 
 from diffwindow.arguments import EXPECTATIONS, Boundaries, Options, window_threshold
-from diffwindow.kernels import build
+from diffwindow.kernels import build, direct
 
 # The C++ `SingleQuery`, eight bytes per field; a view is its address, its sizes and its strides.
 _LAYOUT = struct.Struct("=7q 2d 3q q" + "9q" * 11)
@@ -32,10 +30,7 @@ def attend(
 
     The kernel compares the shapes itself.
     """
-    # what compiles or traces a call must see the operator
-    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
-        return None
-    if type(q) is not Tensor or q.dim() != 4 or q.size(2) != 1:
+    if direct.observed() or type(q) is not Tensor or q.dim() != 4 or q.size(2) != 1:
         return None
     if not isinstance(boundaries, Boundaries) or not _served(q.dtype, options):
         return None
@@ -53,7 +48,7 @@ def attend(
 
 
 def _served(dtype: torch.dtype, options: Options) -> bool:
-    """Tell whether the kernel is there for such options, and nothing needs to see the operator instead."""
+    """Tell whether the kernel is there for such options."""
     return (
         dtype in (torch.float32, torch.bfloat16)
         and options.dropout_p == 0
@@ -64,10 +59,6 @@ def _served(dtype: torch.dtype, options: Options) -> bool:
         and type(options.window_tolerance) is float
         and 0 <= options.window_tolerance < 1
         and options.expectation in EXPECTATIONS
-        # transforms and modes
-        and peek_interpreter_stack() is None
-        and forward_ad._current_level < 0
-        and torch._C._len_torch_dispatch_stack() == 0
         and build.why_not() is None
     )
 

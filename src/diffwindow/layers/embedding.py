@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from diffwindow.attention.positions import sinusoids
+from diffwindow.kernels import few_rows
 from diffwindow.special_tokens import PAD
 
 # rotary positions are the attention's: tokens are embedded without any
@@ -47,7 +48,7 @@ class TokenEmbedding(nn.Module):
 
     def logits(self, hidden: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """Score every token of the vocabulary."""
-        return F.linear(hidden, self.weight)
+        return few_rows.linear(hidden, self.weight)
 
     def extra_repr(self) -> str:
         """Show the sizes in the module's repr."""

@@ -11,6 +11,7 @@ from diffwindow.attention.key_cache import KeyCache
 from diffwindow.attention.kinds import build_attention
 from diffwindow.attention.stacked_attention import Init, Maps, Rotary
 from diffwindow.attention.visibility import EVERYTHING, Visibility
+from diffwindow.kernels import few_rows
 from diffwindow.notation import Attention
 
 Norm = Literal["post", "pre"]
@@ -120,9 +121,9 @@ class FeedForward(Residual):
 
     def forward(self, x: Float[Tensor, "*lead d"]) -> Float[Tensor, "*lead d"]:
         """Transform each token."""
-        hidden = F.relu(self.inner(self.enter(x)), inplace=True)
+        hidden = F.relu(few_rows.apply(self.inner, self.enter(x)), inplace=True)
         hidden = F.dropout(hidden, self.activation_dropout, training=self.training)
-        return self.leave(x, self.outer(hidden))
+        return self.leave(x, few_rows.apply(self.outer, hidden))
 
 
 class TransformerLayer(nn.Module):

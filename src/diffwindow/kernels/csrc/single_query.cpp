@@ -3,6 +3,7 @@
 // value is read once, or not at all where the window is zero.
 #include <cmath>
 
+#include "dots.h"
 #include "parallel.h"
 
 namespace dw {
@@ -54,44 +55,6 @@ DW_INLINE State state_of(ivec8 chosen) {
   int32_t any = 0, all = -1;
   for (int i = 0; i < 8; ++i) any |= chosen[i], all &= chosen[i];
   return all ? kAll : any ? kSome : kNone;
-}
-
-// Sum each of eight vectors: eight dot products side by side.
-DW_INLINE vec8 sum_each(const vec8 (&x)[8]) {
-  vec8 pair[4], quad[2];
-  for (int i = 0; i < 4; ++i)
-    pair[i] = __builtin_shufflevector(x[2 * i], x[2 * i + 1], 0, 8, 1, 9, 4, 12, 5, 13) +
-              __builtin_shufflevector(x[2 * i], x[2 * i + 1], 2, 10, 3, 11, 6, 14, 7, 15);
-  for (int i = 0; i < 2; ++i)
-    quad[i] = __builtin_shufflevector(pair[2 * i], pair[2 * i + 1], 0, 1, 8, 9, 4, 5, 12, 13) +
-              __builtin_shufflevector(pair[2 * i], pair[2 * i + 1], 2, 3, 10, 11, 6, 7, 14, 15);
-  return __builtin_shufflevector(quad[0], quad[1], 0, 1, 2, 3, 8, 9, 10, 11) +
-         __builtin_shufflevector(quad[0], quad[1], 4, 5, 6, 7, 12, 13, 14, 15);
-}
-
-// Ask for the memory of a row `ahead` elements from here, as far as the L2 cache.
-template <typename T>
-DW_INLINE void prefetch(const T* row, int64_t ahead) {
-  __builtin_prefetch(row + ahead, 0, 2);
-}
-
-// The scores of eight keys; of fewer at the end, where the last is repeated. The next keys are `ahead` elements from here.
-template <typename T>
-DW_INLINE vec8 score_block(const float* q, const T* key, int64_t stride, int64_t keys, int64_t width, int64_t ahead) {
-  const T* row[8];
-  for (int64_t i = 0; i < 8; ++i, key += i < keys ? stride : 0) row[i] = key;
-  vec8 sum[8] = {};
-  int64_t j = 0;
-  for (; j + 8 <= width; j += 8) {
-    const vec8 part = load8(q + j);
-    for (int i = 0; i < 8; ++i) sum[i] += part * load8(row[i] + j);
-    if (j % 16 == 0)
-      for (int i = 0; i < 8; ++i) prefetch(row[i] + j, ahead);
-  }
-  vec8 score = sum_each(sum);
-  for (; j < width; ++j)
-    for (int i = 0; i < 8; ++i) score[i] += q[j] * load1(row[i] + j);
-  return score;
 }
 
 // e^(x − max) in place, 0 where x is hidden; multiplied by `window` unless that is null. Return the sum of the exponentials.
@@ -318,7 +281,7 @@ class Heads {
     const float* query = w_.queries + h * w_.query_width;
     for (int64_t i = 0; i < pair; ++i) query += p_.width(i);
     const int64_t stride = p_.k[pair].stride[2];
-    return score_block(query, row(p_.k[pair], h, key), stride, keys_ - key, p_.width(pair), ahead(key + kBlock, stride));
+    return dot_rows(query, row(p_.k[pair], h, key), stride, keys_ - key, p_.width(pair), ahead(key + kBlock, stride));
   }
 
   // o ⊙ M (Eq. 15). With a tolerance, M = 0 means that the key is not to be read; without, NaN must not get lost.

@@ -1,0 +1,82 @@
+"""Linear layers for few rows without gradients, as in a step of decoding: their own C++ kernel.
+
+For up to some hundred rows it is faster than the library that torch calls, which copies the weights first.
+"""
+
+import struct
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from diffwindow.kernels import build, direct
+
+# The C++ `FewRows`, eight bytes per field.
+_LAYOUT = struct.Struct("=9q")
+MAX_ROWS = 160
+# for less work, the time to describe a call matters more than that of the products
+_MIN_PRODUCTS = 1 << 16
+
+
+def apply(layer: nn.Module, x: Tensor) -> Tensor:
+    """Call a linear layer, or whatever has taken its place."""
+    if torch.is_grad_enabled() or type(layer) is not nn.Linear or not _is_plain(layer):
+        output: Tensor = layer(x)
+        return output
+    return linear(x, layer.weight, layer.bias)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return what `torch.nn.functional.linear` does, up to rounding."""
+    if torch.is_grad_enabled() or direct.observed() or not _served(x, weight, bias):
+        return F.linear(x, weight, bias)
+    outputs, inputs = weight.shape
+    y = torch.empty((*x.shape[:-1], outputs), dtype=x.dtype, device=x.device)
+    fields = _LAYOUT.pack(
+        x.data_ptr(), weight.data_ptr(), 0 if bias is None else bias.data_ptr(), y.data_ptr(),
+        x.numel() // inputs, inputs, outputs, weight.stride(0), torch.get_num_threads(),
+    )  # fmt: skip
+    if build.load().dw_few_rows(fields):
+        raise MemoryError(f"there is no memory for a linear layer of {inputs} inputs")
+    return y
+
+
+def _is_plain(layer: nn.Linear) -> bool:
+    """Tell whether a call of the layer does nothing but compute."""
+    hooks = nn.modules.module
+    return not (
+        layer._forward_hooks
+        or layer._forward_pre_hooks
+        or hooks._global_forward_hooks
+        or hooks._global_forward_pre_hooks
+        or "forward" in layer.__dict__
+    )
+
+
+def _served(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Tell whether the kernel takes such tensors; it has one type, and reads rows that are dense."""
+    if not (type(x) is Tensor and x.dim() > 0 and weight.dim() == 2):
+        return False
+    inputs, outputs = x.size(-1), weight.size(0)
+    if not 0 < x.numel() <= MAX_ROWS * inputs or x.numel() * outputs < _MIN_PRODUCTS:
+        return False
+    return (
+        _in_memory(x)
+        and x.is_contiguous()
+        and _in_memory(weight)
+        and weight.size(1) == inputs
+        and (weight.stride(1) == 1 or inputs == 1)
+        and (bias is None or (_in_memory(bias) and bias.shape == (outputs,) and bias.stride(0) == 1))
+        and not torch.is_autocast_enabled("cpu")
+        and build.ready()
+    )
+
+
+def _in_memory(x: Tensor) -> bool:
+    return (
+        type(x) in (Tensor, nn.Parameter)
+        and x.dtype == torch.float32
+        and x.is_cpu
+        and x.layout == torch.strided
+        and not x.is_neg()
+    )
