@@ -8,6 +8,7 @@ import typer
 
 from diffwindow import __version__
 from diffwindow.cli import (
+    compare,
     data,
     demo,
     describe,
@@ -43,6 +44,7 @@ app.command("demo")(demo.demo)
 app.command("average")(train.average)
 app.command("list")(train.list_all)
 app.command("reproduce")(reproduce.reproduce)
+app.command("compare")(compare.compare)
 app.command("prepare")(data.prepare)
 app.add_typer(data.app, name="data")
 

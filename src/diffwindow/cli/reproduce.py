@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
+    from diffwindow.reproduce.findings import Finding
     from diffwindow.reproduce.job import Job
+    from diffwindow.reproduce.runner import FinishedJob
+    from diffwindow.reproduce.scales import Scale
     from diffwindow.reproduce.table import Table
 
 Names = Annotated[str, typer.Option(metavar="KEY[;KEY]…", help="Only these; see `reproduce list`.")]
@@ -41,8 +44,7 @@ def reproduce(
     from diffwindow.cli.errors import naming_data_option
     from diffwindow.progress import show_progress
     from diffwindow.reproduce.findings import findings
-    from diffwindow.reproduce.report import REPORT, write_report
-    from diffwindow.reproduce.runner import done_before, jobs_of, make_stores, outcomes_by_column, run_all
+    from diffwindow.reproduce.runner import done_before, jobs_of, make_stores
     from diffwindow.reproduce.scales import scale_of
     from diffwindow.reproduce.tables import table_of
 
@@ -51,29 +53,62 @@ def reproduce(
     numbers, folder = range(1, seeds + 1), out / f"{table}-{scale}"
     command = shlex.join(["diffwindow", *sys.argv[1:]])
     # a named column must exist at this scale; without names, those of the scale are run
-    asked = jobs_of((whole if columns else here).chosen(_split(columns), _split(rows)), at, numbers, out)
+    asked = jobs_of(
+        (whole if columns else here).chosen(split_names(columns), split_names(rows)), at, numbers, out
+    )
     # a report shows every finished run, whichever part was asked for
     outcomes = done_before(jobs_of(here, at, numbers, out))
-    ended = {outcome.job.folder for outcome in outcomes}
-    waiting = [job for job in asked if job.folder not in ended]
     missing = [column.name for column in whole.columns if column not in here.columns]
     if missing and not columns:
         _tell(f"left out, for they have no {scale} scale: {', '.join(missing)}")
-    if len(waiting) < len(asked):
-        _tell(f"{len(asked) - len(waiting)} of {len(asked)} runs are done already")
-    try:
+
+    def prepare(waiting: Sequence[Job]) -> None:
         with show_progress() as progress, naming_data_option():
             make_stores(waiting, data, progress=progress)
-        for outcome in run_all(waiting, processes=jobs or os.cpu_count() or 1, tell=_tell):
-            outcomes.append(outcome)
-            write_report(findings(whole, at, outcomes, command), folder, outcomes_by_column(outcomes))
-    except KeyboardInterrupt:
-        _tell("interrupted; the same command goes on")
-        raise typer.Exit(130) from None
+
+    processes = jobs or os.cpu_count() or 1
+    run_and_report(whole, at, asked, outcomes, folder, command, processes=processes, prepare=prepare)
     if whole.extra == "figure":
         _draw(jobs_of(whole, at, numbers[:1], out), folder)
     speeds = _speeds(whole, asked[0]) if whole.extra == "speed" else None
-    found = findings(whole, at, outcomes, command, speeds)
+    last_report(findings(whole, at, outcomes, command, speeds), outcomes, folder)
+
+
+def run_and_report(
+    table: Table,
+    scale: Scale,
+    asked: Sequence[Job],
+    outcomes: list[FinishedJob],
+    folder: Path,
+    command: str,
+    *,
+    processes: int,
+    prepare: Callable[[Sequence[Job]], None] = lambda waiting: None,
+) -> None:
+    """Run the jobs that have no outcome yet, add theirs, and write the report anew after each."""
+    from diffwindow.reproduce.findings import findings
+    from diffwindow.reproduce.report import write_report
+    from diffwindow.reproduce.runner import outcomes_by_column, run_all
+
+    ended = {outcome.job.folder for outcome in outcomes}
+    waiting = [job for job in asked if job.folder not in ended]
+    if len(waiting) < len(asked):
+        _tell(f"{len(asked) - len(waiting)} of {len(asked)} runs are done already")
+    try:
+        prepare(waiting)
+        for outcome in run_all(waiting, processes=processes, tell=_tell):
+            outcomes.append(outcome)
+            write_report(findings(table, scale, outcomes, command), folder, outcomes_by_column(outcomes))
+    except KeyboardInterrupt:
+        _tell("interrupted; the same command goes on")
+        raise typer.Exit(130) from None
+
+
+def last_report(found: Finding, outcomes: Sequence[FinishedJob], folder: Path) -> None:
+    """Write the report, print its path, and exit with 1 if a run failed."""
+    from diffwindow.reproduce.report import REPORT, write_report
+    from diffwindow.reproduce.runner import outcomes_by_column
+
     write_report(found, folder, outcomes_by_column(outcomes))
     print(folder / REPORT)
     if any(outcome.problem for outcome in outcomes):
@@ -98,7 +133,8 @@ def _speeds(table: Table, job: Job) -> dict[str, float]:
     return relative_speeds(table, job.experiment, job.store)
 
 
-def _split(names: str) -> list[str]:
+def split_names(names: str) -> list[str]:
+    """Return the names of an option, which semicolons separate."""
     return [name.strip() for name in names.split(";") if name.strip()]
 
 

@@ -1,0 +1,48 @@
+"""The verb `compare`: plain models and windows on your own data."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from diffwindow.cli.reproduce import last_report, run_and_report, split_names
+
+
+def compare(
+    data: Annotated[Path, typer.Argument(metavar="STORE", help="A folder that `diffwindow prepare` wrote.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[key=value]…", help="Overrides for all rows, such as train.max_updates=1000."
+        ),
+    ] = None,
+    rows: Annotated[
+        str, typer.Option(metavar="KEY[;KEY]…", help="Other attentions; the first is the baseline.")
+    ] = "",
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds, counted from 1.")] = 1,
+    out: Annotated[Path, typer.Option(help="Folder of the runs and the report.")] = Path("compared"),
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Rows trained at once, one thread each; all cores by default.")
+    ] = None,
+) -> None:
+    """Train four small models on your data, plain and with windows, and report which is better.
+
+    The same command resumes.
+    """
+    from diffwindow.data.integrity import read_manifest
+    from diffwindow.reproduce.findings import findings
+    from diffwindow.reproduce.own_data import own_jobs, own_table
+    from diffwindow.reproduce.runner import done_before
+
+    store = data.resolve()
+    table, scale = own_table(store, read_manifest(data), split_names(rows), overrides or [])
+    command = shlex.join(["diffwindow", *sys.argv[1:]])
+    asked = own_jobs(table, scale, range(1, seeds + 1), store, out)
+    outcomes = done_before(asked)
+    run_and_report(table, scale, asked, outcomes, out, command, processes=jobs or os.cpu_count() or 1)
+    last_report(findings(table, scale, outcomes, command), outcomes, out)

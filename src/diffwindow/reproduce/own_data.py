@@ -1,0 +1,50 @@
+"""A table of your own data: the models that are worth comparing on a prepared corpus."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from diffwindow.notation import parse
+from diffwindow.reproduce.job import Job
+from diffwindow.reproduce.runner import jobs_of
+from diffwindow.reproduce.scales import Experiment, Scale
+from diffwindow.reproduce.table import PLAIN, Column, Metric, Row, Table
+
+NAME = "own"
+# the preset, the metric and the models of each task: plain, relative positions, the two windows
+_TASKS: dict[str, tuple[str, Metric, tuple[str, ...]]] = {
+    "classification": ("classification", "accuracy", (PLAIN, "Enc(Rel)@all", "Enc(MW)", "Enc(AW)")),
+    "lm": ("language-model", "perplexity", (PLAIN, "Dec(Rel)@all", "Dec(MW)", "Dec(AW)")),
+    "translation": (
+        "translation",
+        "bleu",
+        (PLAIN, "Enc(Rel)@all-Dec(Rel)@all", "Enc(AW)-Dec(MW)", "Enc(AW)-Cr(AW,Seg)-Dec(MW)"),
+    ),
+}
+
+
+def own_table(
+    store: Path, manifest: dict[str, Any], attentions: Sequence[str], overrides: Sequence[str]
+) -> tuple[Table, Scale]:
+    """Return the table of a prepared corpus, and the scale that trains it with sizes that suit it.
+
+    Without `attentions`, the rows are those of the task; the first is what the others are compared with.
+    Models are scored on the test set, or on the validation set if there is no other.
+    """
+    preset, metric, usual = _TASKS[manifest["task"]]
+    splits = manifest["splits"]
+    if "valid" not in splits:
+        raise ValueError(f"{store} has no validation set; prepare it with one, and with a test set")
+    column = Column(NAME, store.name, metric, "test" if "test" in splits else "valid")
+    rows = tuple(Row(name, name) for name in dict.fromkeys(str(parse(one)) for one in attentions or usual))
+    about = f"Your own data, {store.name}: sizes that suit the corpus, the same for every row, and not tuned."
+    experiment = Experiment(preset, (f"data.path={store}", *overrides), corpus=store.name)
+    return Table(NAME, f"Windows on {store.name}", (column,), rows), Scale(NAME, about, {NAME: experiment})
+
+
+def own_jobs(table: Table, scale: Scale, seeds: Sequence[int], store: Path, out: Path) -> list[Job]:
+    """Return the jobs of a table of your own data."""
+    return [replace(job, store=store) for job in jobs_of(table, scale, seeds, out)]

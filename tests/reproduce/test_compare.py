@@ -1,0 +1,91 @@
+"""`diffwindow compare`: a table of your own data."""
+
+import sys
+
+import pytest
+
+from diffwindow.cli import main
+from diffwindow.data.integrity import read_manifest
+from diffwindow.reproduce import runner
+from diffwindow.reproduce.job import result_of, run
+from diffwindow.reproduce.own_data import own_table
+from diffwindow.reproduce.runner import FinishedJob
+
+TINY = [
+    "model.embed_dim=16",
+    "model.ffn_dim=16",
+    "model.num_heads=2",
+    "train.max_updates=2",
+    "train.valid_every=2",
+]
+
+
+def test_each_task_has_its_rows_metric_and_split(agreement_store, reorder_store, text_store):
+    found = {}
+    for store in (agreement_store, reorder_store, text_store):
+        manifest = read_manifest(store.folder)
+        table, scale = own_table(store.folder, manifest, [], ["train.lr=1e-3"])
+        (column,) = table.columns
+        assert scale.experiment(column).overrides == (f"data.path={store.folder}", "train.lr=1e-3")
+        assert table.rows[0].attention == "Global"
+        assert len(table.rows) == 4
+        found[scale.experiment(column).preset] = (column.metric, column.split, table.rows[-1].key)
+    assert found == {
+        "classification": ("accuracy", "test", "Enc(AW)"),
+        "translation": ("bleu", "test", "Enc(AW)-Cr(AW,Seg)-Dec(MW)"),
+        "language-model": ("perplexity", "test", "Dec(AW)"),
+    }
+
+
+def test_the_validation_set_serves_where_there_is_no_test_set(agreement_store):
+    manifest = read_manifest(agreement_store.folder)
+    splits = {name: manifest["splits"][name] for name in ("train", "valid")}
+    table, _ = own_table(agreement_store.folder, manifest | {"splits": splits}, ["Enc( AW )", "Enc(MW)"], [])
+    assert table.columns[0].split == "valid"
+    # rows are as the notation spells them, and the first is the baseline
+    assert [row.key for row in table.rows] == ["Enc(AW)", "Enc(MW)"]
+    with pytest.raises(ValueError, match="has no validation set"):
+        own_table(agreement_store.folder, manifest | {"splits": {"train": splits["train"]}}, [], [])
+
+
+@pytest.fixture
+def compare(monkeypatch, capsys):
+    """Call the command with its jobs in this process."""
+
+    def run_here(jobs, *, processes, tell):
+        for job in jobs:
+            problem = run(job)
+            yield FinishedJob(job, None if problem else result_of(job), problem)
+
+    monkeypatch.setattr(runner, "run_all", run_here)
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["diffwindow", "compare", *map(str, arguments)])
+        with pytest.raises(SystemExit) as done:
+            main()
+        return done.value.code or 0, *capsys.readouterr()
+
+    return call
+
+
+def test_one_command_trains_compares_and_draws(compare, agreement_store, tmp_path):
+    out = tmp_path / "compared"
+    arguments = (agreement_store.folder, *TINY, "--rows", "Global;Enc(AW)", "--out", out)
+    code, printed, err = compare(*arguments)
+    assert (code, printed) == (0, f"{out / 'report.md'}\n"), err
+    report = (out / "report.md").read_text()
+    assert "| Global |" in report
+    assert "| Enc(AW) |" in report
+    assert (out / "gains.png").read_bytes().startswith(b"\x89PNG")
+    code, _, err = compare(*arguments)
+    assert (code, err) == (0, "2 of 2 runs are done already\n")
+
+
+def test_mistakes_are_one_sentence(compare, agreement_store, tmp_path):
+    for arguments, said in (
+        ((tmp_path,), "is not a prepared corpus"),
+        ((agreement_store.folder, "--rows", "Enc(XY)"), "'XY' is not an attention"),
+    ):
+        code, printed, err = compare(*arguments, "--out", tmp_path / "out")
+        assert (code, printed) == (2, "")
+        assert said in err
