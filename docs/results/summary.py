@@ -26,13 +26,19 @@ CLAIMS = [
         ["Enc(Rel)@all", "Enc(Loc)", "Enc(MW)", "Enc(AW)"],
     ),
     (
+        "the same, 1,000 updates",
+        "boundaries-mini",
+        "sva-subset",
+        ["Enc(MW)", "Enc(MW,Dim=8)", "Enc(AW)", "Enc(AW,Dim=8)", "Enc(AW,Dim=2)"],
+    ),
+    (
         "agreement, generated",
         "agreement-mini",
         "agreement-10",
         ["Enc(Rel)@all", "Enc(Loc)", "Enc(MW)", "Enc(AW)"],
     ),
-    ("the same, one layer", "circumstances-mini", "agreement-10-shallow", ["Enc(AW)"]),
-    ("the same, four layers", "circumstances-mini", "agreement-10-deep", ["Enc(AW)"]),
+    ("generated, one layer", "circumstances-mini", "agreement-10-shallow", ["Enc(AW)"]),
+    ("generated, four layers", "circumstances-mini", "agreement-10-deep", ["Enc(AW)"]),
     ("SST-2", "table5-paper", "sst", ["Enc(Rel)@all", "Enc(Loc)", "Enc(MW)", "Enc(AW)"]),
     ("IMDB", "table5-paper", "imdb", ["Enc(MW)", "Enc(AW)"]),
     (
