@@ -168,8 +168,8 @@ _SMALL_LM = (
 )
 # a block of 1,024 holds as many tokens as 16 of 64, so fewer updates make an epoch
 _LONG = (
-    *("task.block_size=1024", "model.num_layers=2", "train.max_tokens=4096", "train.max_updates=500"),
-    *("train.valid_every=100", "train.save_every=100"),
+    *("task.block_size=1024", "model.num_layers=2", "train.max_tokens=2048", "train.max_updates=400"),
+    *("train.valid_every=200", "train.save_every=200"),
 )
 _SMALL_IMDB = replace(_IMDB, overrides=(*_IMDB.overrides, "train.max_updates=2000"))
 _AGREEMENT_10 = Experiment("agreement", ("train.max_rows=64", "train.max_updates=600", *_SHORT), kept=100)
