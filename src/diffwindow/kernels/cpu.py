@@ -22,8 +22,13 @@ def why_not() -> str | None:
 
 
 def row_width(call: Call) -> int | torch.SymInt:
-    """Return how many floats backward needs of each query: statistics and, for bf16, the exact output."""
-    return _STATISTICS + (call.v.shape[-1] if call.v.dtype == torch.bfloat16 else 0)
+    """Return how many floats backward needs of each query.
+
+    They are statistics, for bf16 the exact output and, with a threshold, a bit per tile of 32 to 64 keys.
+    """
+    output = call.v.shape[-1] if call.v.dtype == torch.bfloat16 else 0
+    tiles = call.k.shape[2] // 32 + 3 if call.threshold > 0 else 0
+    return _STATISTICS + output + (tiles + 31) // 32
 
 
 def forward(call: Call, out: Tensor, rows: Tensor) -> None:

@@ -61,12 +61,9 @@ struct Gradients {  // sums for a head's keys and values, fp32, rows zero-padded
   }
 };
 
-// A pointer's mass in a tile, summed over its keys, that is too small to reach a gradient in fp32.
-constexpr float kNegligible = 1e-12f;
-
 struct TilePointers {  // what later sweeps need to know of a tile's pointers
   Some inside;         // the panels whose windows reach the tile: φ dφ was stored there
-  Some some[kSides];   // the panels with some of φ in the tile
+  Some some;           // the panels with something in the tile, be it the window or a pointer
   // Per panel: sums of φ in the tile and after it; Σ dF in it; and what dφ has in common over its keys.
   alignas(64) float mass[kMaxPanels][kSides][kPanel], after[kMaxPanels][kSides][kPanel];
   alignas(64) float grad_f[kMaxPanels][kSides][kPanel], slope[kMaxPanels][kSides][kPanel];
@@ -106,8 +103,7 @@ struct Workspace {
     }
     for (Panels* x : {&score, &local, &grad}) *x = take_panels(arena, Grid::capacity(p));
     for (float*& x : suffix) x = arena.floats(p.is_normalized ? Grid::capacity(p) * kPanel : 0);
-    // A tile of whole segments may be little more than half full.
-    tile = arena.take<TilePointers>(p.keys / (kTile / 2) + 3);
+    tile = arena.take<TilePointers>(p.max_tiles());
     bias = arena.floats(p.bias.data ? Grid::capacity(p) * kPanel : 0);
     visible = arena.take<int8_t>(p.hides() || p.is_causal ? kMaxPanels * kPanel * p.keys : 0);
     bytes = arena.used();
@@ -124,18 +120,29 @@ struct PanelTile {  // a tile's data of one panel; the pointers' start at key 0,
   float (*grad_f)[kPanel];  // Σ dF over the tile
 };
 
-// x <- e^(x − max) · factor, and its sum over the keys. Only what a normalised window leaves out exceeds the maximum.
-void exponentiate(float* x, int64_t keys, const float* max, const float* factor, float* sum) {
+// x <- e^(x − max) · factor
+void exponentiate(float* x, int64_t keys, const float* max, const float* factor) {
   for (int64_t lane = 0; lane < kPanel; lane += kLanes) {
     const vec top = load(max + lane), scale = load(factor + lane);
-    vec total{};
     for (int64_t k = 0; k < keys; ++k) {
+      // What a normalised window leaves out may exceed the maximum.
       const vec below = load(x + k * kPanel + lane) - top;
-      const vec e = exp(below > 0 ? vec{} : below) * scale;
-      store(x + k * kPanel + lane, e);
-      total += e;
+      store(x + k * kPanel + lane, exp(below > 0 ? vec{} : below) * scale);
     }
-    store(sum + lane, total);
+  }
+}
+
+// The pointers φ of a tile from their scores, and their sums.
+void point(float* x, int64_t keys, const float* max, const float* inverse, float* mass) {
+  for (int64_t lane = 0; lane < kPanel; lane += kLanes) {
+    const vec top = load(max + lane), scale = load(inverse + lane);
+    vec sum{};
+    for (int64_t k = 0; k < keys; ++k) {
+      const vec phi = exp(load(x + k * kPanel + lane) - top) * scale;
+      store(x + k * kPanel + lane, phi);
+      sum += phi;
+    }
+    store(mass + lane, sum);
   }
 }
 
@@ -160,19 +167,17 @@ void differentiate_outside(int64_t begin, int64_t end, const Dropout& dropout, c
 
 // From φ and scores to gradients over a tile: score <- A, grad <- dS, local <- dO_local, slope <- φ dφ. Multiplicative
 // scores are P already. Normalised, P is e^(s − max) over the sum of all A, and dS = A ⊙ (dA − D), dM = P ⊙ (dA − D).
-template <bool Additive, bool Segment>
+template <Kind kind, bool Segment, bool Cut>
 void differentiate(const Problem& p, const Grid& grid, int64_t begin, int64_t end, const Dropout& dropout, Panel& panel,
                    const PanelTile& x) {
-  const float overlap = p.is_exact ? 1.f : 0.f, threshold = threshold_of(p);
-  const float unseen = p.is_normalized ? threshold : kHidden;
-  if (p.is_normalized) {
+  const float overlap = p.is_exact ? 1.f : 0.f, threshold = float(p.threshold);
+  if constexpr (kind == kNormalized) {
     x.suffix.sum(0, x.left + begin * kPanel, end - begin);
     x.suffix.sum(1, x.right + begin * kPanel, end - begin);
   }
   for (int64_t lane = 0; lane < kPanel; lane += kLanes) {
     const vec top = load(panel.max[0] + lane), inverse = load(panel.inverse[0] + lane);
     const vec dot = load(panel.dot + lane);
-    const vec dot_inside = p.is_normalized ? dot : vec{}, dot_outside = p.is_normalized ? vec{} : dot;
     const vec left_before = load(panel.before[0] + lane), right_before = load(panel.before[1] + lane);
     vec left_here{}, right_here{};
     vec scan_left = load(panel.scan[0] + lane), scan_right = load(panel.scan[1] + lane);
@@ -188,19 +193,19 @@ void differentiate(const Problem& p, const Grid& grid, int64_t begin, int64_t en
       right_here += mass_right;
       const vec f_left = left_before + left_here, f_right = right_before + right_here;
       vec g_left = 1.f - f_left + mass_left, g_right = 1.f - f_right + mass_right;
-      if (p.is_normalized) {
+      if constexpr (kind == kNormalized) {
         g_left = x.suffix(0, first - begin, lane, splat(1.f));
         g_right = x.suffix(1, first - begin, lane, splat(1.f));
       }
-      const vec uncut = f_left * g_right + f_right * g_left - overlap * (mass_left * mass_right);
-      const ivec cut = uncut < threshold;
-      const vec window = cut ? vec{} : uncut;
+      vec window = f_left * g_right + f_right * g_left - overlap * (mass_left * mass_right);
+      const ivec cut = window < threshold;
+      if constexpr (Cut) window = cut ? vec{} : window;
       vec grad_window{};
       for (int64_t key = first; key < last; ++key) {
         const int64_t at = (key - begin) * kPanel + lane;
         const vec keep = dropout.active ? dropout.factor(key, lane) : splat(1.f);
         const vec grad = load(x.grad + at) * keep;
-        if constexpr (Additive) {
+        if constexpr (kind == kAdditive) {
           const vec local = load(x.local + at);
           const vec weight = exp(load(x.score + at) + local * window - top) * inverse;
           const vec grad_score = weight * (grad - dot);
@@ -208,16 +213,22 @@ void differentiate(const Problem& p, const Grid& grid, int64_t begin, int64_t en
           store(x.grad + at, grad_score);
           store(x.local + at, grad_score * window);
           grad_window += grad_score * local;
-        } else {
-          const vec weight = uncut < unseen ? vec{} : load(x.score + at), above = grad - dot_inside;
+        } else if constexpr (kind == kMultiplicative) {
+          const vec weight = load(x.score + at);
           store(x.score + at, weight * keep * window);
-          store(x.grad + at, weight * (above * window - dot_outside));
-          grad_window += above * weight;
+          store(x.grad + at, weight * (grad * window - dot));
+          grad_window += grad * weight;
+        } else {
+          const vec weight = cut ? vec{} : load(x.score + at);
+          const vec grad_score = weight * (grad - dot);
+          store(x.score + at, weight * keep * window);
+          store(x.grad + at, grad_score * window);
+          grad_window += grad_score;
         }
       }
-      grad_window = cut ? vec{} : grad_window;
+      if constexpr (Cut) grad_window = cut ? vec{} : grad_window;
       vec df_left = grad_window * g_right, df_right = grad_window * g_left;
-      if (p.is_normalized) {
+      if constexpr (kind == kNormalized) {
         x.suffix.replace(first - begin, last - begin, lane, df_left, df_right);
         df_left = df_right = vec{};
       }
@@ -234,7 +245,7 @@ void differentiate(const Problem& p, const Grid& grid, int64_t begin, int64_t en
         store(x.slope_right + at, load(x.right + at) * slope_right);
       }
     }
-    if (p.is_normalized) {
+    if constexpr (kind == kNormalized) {
       store(x.grad_f[0] + lane, x.suffix.add_products(0, end - begin, lane, x.left + begin * kPanel, x.slope_left + begin * kPanel));
       store(x.grad_f[1] + lane, x.suffix.add_products(1, end - begin, lane, x.right + begin * kPanel, x.slope_right + begin * kPanel));
     }
@@ -297,11 +308,11 @@ class Backward {
     if (w_.visible) read_mask(p_, head_, block, w_.visible);
     for (int64_t i = 0; i < block.panels; ++i) start(block, i);
     if (p_.is_normalized) {
-      for_tiles(block, [&](int64_t first, int64_t last, TilePointers& tile) { point(block, first, last, tile); });
+      for_tiles(block, [&](int64_t first, int64_t last, TilePointers& tile) { point_tile(block, first, last, tile); });
       sum_after(block);
     }
     for_tiles(block, [&](int64_t first, int64_t last, TilePointers& tile) {
-      if (!p_.is_normalized) point(block, first, last, tile);
+      if (!p_.is_normalized) point_tile(block, first, last, tile);
       reach(block, first, last, tile);
       sweep_scores(block, first, last, tile);
     });
@@ -357,20 +368,33 @@ class Backward {
 
   static Panels at(Panels x, int64_t key) { return {x.data + key * kPanel, x.step}; }
 
+  // The panels with a row for which forward found something in a tile, be it the window or a pointer.
+  Some needed(const Block& block, int64_t index) const {
+    if (!is_cut(p_)) return block.all();
+    Some some = 0;
+    for (int64_t row = 0; row < block.rows; ++row) {
+      const word* bits = p_.tile_bits(head_.b, head_.h, block.query + row);
+      some |= (bits[index / 32] >> index % 32 & 1) << row / kPanel;
+    }
+    return some;
+  }
+
   // Compute the pointers φ of a tile and their sums.
-  void point(const Block& block, int64_t first, int64_t last, TilePointers& tile) {
+  void point_tile(const Block& block, int64_t first, int64_t last, TilePointers& tile) {
+    const int64_t index = &tile - w_.tile;
+    tile.some = needed(block, index);
     for (int side = 0; side < kSides; ++side) {
-      tile.some[side] = 0;
-      score(block, block.all(), kLeft + side, first, last, at(w_.pointer[side], first));
+      score(block, tile.some, kLeft + side, first, last, at(w_.pointer[side], first));
       for (int64_t i = 0; i < block.panels; ++i) {
-        const int64_t end = block.end(i, last);
-        if (end <= first) continue;
-        num_tiles_[i] = &tile - w_.tile + 1;
+        const int64_t end = block.end(i, last), kind = kLeft + side;
         float *row = panel(w_.pointer[side], i), *mass = tile.mass[i][side];
+        if (end > first) num_tiles_[i] = index + 1;
+        if (end <= first || !(tile.some >> i & 1)) {
+          std::memset(mass, 0, sizeof(float) * kPanel);
+          continue;
+        }
         hide(p_, block, i, w_.visible, first, end, 0, row);
-        exponentiate(row + first * kPanel, end - first, panels_[i].max[kLeft + side], panels_[i].inverse[kLeft + side], mass);
-        const auto exists = [](float x) { return !(x < kNegligible); };
-        if (!(p_.threshold > 0) || std::any_of(mass, mass + block.rows_of(i), exists)) tile.some[side] |= Some(1) << i;
+        point(row + first * kPanel, end - first, panels_[i].max[kind], panels_[i].inverse[kind], mass);
       }
     }
   }
@@ -410,7 +434,7 @@ class Backward {
     for (int64_t i = 0; i < block.panels; ++i) {
       if (block.end(i, last) <= first) continue;
       Panel& x = panels_[i];
-      if (!(p_.threshold > 0) || reaches(threshold_of(p_), block.rows_of(i), x.before, tile.mass[i])) {
+      if (!is_cut(p_) || ((tile.some >> i & 1) && reaches(float(p_.threshold), block.rows_of(i), x.before, tile.mass[i]))) {
         tile.inside |= Some(1) << i;
         std::memset(tile.slope[i], 0, sizeof(tile.slope[i]));
         continue;
@@ -424,6 +448,12 @@ class Backward {
           x.before[side][lane] += mass;
         }
     }
+  }
+
+  auto differentiator() const {
+    if (p_.is_normalized) return differentiate<kNormalized, Segment, true>;
+    constexpr Kind kind = Additive ? kAdditive : kMultiplicative;
+    return is_cut(p_) ? differentiate<kind, Segment, true> : differentiate<kind, Segment, false>;
   }
 
   void sweep_scores(const Block& block, int64_t first, int64_t last, TilePointers& tile) {
@@ -446,10 +476,9 @@ class Backward {
         differentiate_outside<Additive>(first, end, dropout_, panels_[i], x);
         continue;
       }
-      alignas(64) float unused[kPanel];
       if constexpr (!Additive)
-        exponentiate(x.score, end - first, panels_[i].max[kScore], panels_[i].inverse[kScore], unused);
-      differentiate<Additive, Segment>(p_, grid_, first, end, dropout_, panels_[i], x);
+        exponentiate(x.score, end - first, panels_[i].max[kScore], panels_[i].inverse[kScore]);
+      differentiator()(p_, grid_, first, end, dropout_, panels_[i], x);
     }
     if (!block.whole(last))
       for (const Panels& x : {w_.score, w_.local, w_.grad}) clear_unseen(block, first, last, x);
@@ -463,11 +492,11 @@ class Backward {
       const Panels phi = at(w_.pointer[side], first), slope = at(w_.slope[side], first);
       for (int64_t i = 0; i < block.panels; ++i) {
         const int64_t keys = block.end(i, last) - first;
-        if (!(tile.some[side] >> i & 1)) continue;
+        if (!(tile.some >> i & 1)) continue;
         center(keys, tile.slope[i][side], tile.inside >> i & 1 ? panel(slope, i) : nullptr, panel(phi, i), panel(w_.grad, i));
       }
       if (!block.whole(last)) clear_unseen(block, first, last, w_.grad);
-      send(block, tile.some[side], kLeft + side, first, last, w_.grad);
+      send(block, tile.some, kLeft + side, first, last, w_.grad);
     }
   }
 

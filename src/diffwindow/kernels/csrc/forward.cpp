@@ -57,8 +57,7 @@ struct Workspace {
     for (Panels& x : pointer) x = take_panels(arena, p.keys);
     score = take_panels(arena, Grid::capacity(p));
     local = take_panels(arena, Grid::capacity(p));
-    // A tile of whole segments may be little more than half full.
-    tile = arena.take<TilePointers>((p.keys / (kTile / 2) + 3) * kMaxPanels);
+    tile = arena.take<TilePointers>(p.max_tiles() * kMaxPanels);
     for (float*& x : suffix) x = arena.floats(p.is_normalized ? Grid::capacity(p) * kPanel : 0);
     out = arena.floats(kMaxPanels * kPanel * p.value_width);
     bias = arena.floats(p.bias.data ? Grid::capacity(p) * kPanel : 0);
@@ -106,12 +105,12 @@ DW_INLINE vec pointer_factor(const TilePointers& tile, const Running& run, int s
 
 // Build the window M over a tile (Eq. 9, 11), 0 where it is below the threshold. Additive: the scores become s + o ⊙ M
 // (Eq. 17). Multiplicative: M is stored where the local scores would be.
-template <bool Additive, bool Segment>
+template <Kind kind, bool Segment, bool Cut>
 void build_window(const Problem& p, const Grid& grid, Tile tile, int64_t end, Panel& panel,
                   const TilePointers& tile_pointers, Suffix suffix, const float* left, const float* right, float* score,
                   float* local) {
-  const float overlap = p.is_exact ? 1.f : 0.f, threshold = threshold_of(p);
-  if (p.is_normalized) {
+  const float overlap = p.is_exact ? 1.f : 0.f, threshold = float(p.threshold);
+  if constexpr (kind == kNormalized) {
     suffix.sum(0, left + tile.first * kPanel, end - tile.first);
     suffix.sum(1, right + tile.first * kPanel, end - tile.first);
   }
@@ -133,15 +132,15 @@ void build_window(const Problem& p, const Grid& grid, Tile tile, int64_t end, Pa
       right_here += mass_right;
       const vec f_left = left_before + left_here, f_right = right_before + right_here;
       vec g_left = 1.f - f_left + mass_left, g_right = 1.f - f_right + mass_right;
-      if (p.is_normalized) {
+      if constexpr (kind == kNormalized) {
         g_left = suffix(0, first - tile.first, lane, factor[0]);
         g_right = suffix(1, first - tile.first, lane, factor[1]);
       }
       vec window = f_left * g_right + f_right * g_left - overlap * (mass_left * mass_right);
-      window = window < threshold ? vec{} : window;
+      if constexpr (Cut) window = window < threshold ? vec{} : window;
       for (int64_t key = first; key < last; ++key) {
         const int64_t at = (key - tile.first) * kPanel + lane;
-        if constexpr (Additive)
+        if constexpr (kind == kAdditive)
           store(score + at, load(score + at) + load(local + at) * window);
         else
           store(local + at, window);
@@ -154,7 +153,7 @@ void build_window(const Problem& p, const Grid& grid, Tile tile, int64_t end, Pa
 
 // How a tile's scores become weights: softmax(s); softmax(s) ⊙ M; the same over its sum; or not at all, where M is 0 but
 // the sum of the softmax needs every score.
-enum Weights { kSoftmax, kWindowed, kNormalized, kSumOnly };
+enum Weights { kSoftmax, kWindowed, kDivided, kSumOnly };
 
 // Turn a tile's scores into weights over the running maximum (Eq. 13, 17); earlier output must be multiplied by `rescale`.
 // Normalised, keys with M = 0 do not count: the maximum is that of the others, which they may exceed.
@@ -167,7 +166,7 @@ void weigh(Tile tile, int64_t end, const Dropout& dropout, Running& run, float* 
     for (int64_t k = 0; k < keys; ++k) {
       const int64_t at = k * kPanel + lane;
       const vec x = load(score + at);
-      if constexpr (kind == kNormalized)
+      if constexpr (kind == kDivided)
         top = load(window + at) == 0 ? top : larger(top, x);
       else
         top = larger(top, x);
@@ -176,7 +175,7 @@ void weigh(Tile tile, int64_t end, const Dropout& dropout, Running& run, float* 
     for (int64_t k = 0; k < keys; ++k) {
       const int64_t at = k * kPanel + lane;
       vec weight = exp(load(score + at) - top);
-      if constexpr (kind == kNormalized) {
+      if constexpr (kind == kDivided) {
         const vec m = load(window + at);
         weight = m == 0 ? vec{} : weight * m;
       }
@@ -226,7 +225,9 @@ class Forward {
     for (int64_t i = 0; i < block.panels; ++i) start(panels_[i]);
     std::memset(w_.out, 0, sizeof(float) * block.panels * kPanel * p_.value_width);
     for_tiles(block, [&](Tile tile) { sweep_pointers(block, tile); });
-    if (p_.threshold > 0) normalize_sums(block);
+    if (is_cut(p_)) normalize_sums(block);
+    for (int64_t i = 0; i < block.rows; ++i)
+      std::memset(p_.tile_bits(head_.b, head_.h, block.query + i), 0, sizeof(word) * p_.tile_words());
     for_tiles(block, [&](Tile tile) { sweep_weights(block, tile); });
     for (int64_t i = 0; i < block.panels; ++i) finish(block, i, panels_[i]);
   }
@@ -290,21 +291,34 @@ class Forward {
         }
   }
 
-  // The panels whose windows may reach into a tile. The others pass it: their F grows by what is in it.
+  // The panels whose windows may reach into a tile. The others pass it: their F grows by what is in it. Backward needs the
+  // tile for rows whose window or pointers have something in it.
   Some reached(const Block& block, Tile tile) {
-    if (!(p_.threshold > 0)) return block.all();
+    if (!is_cut(p_)) return block.all();
     Some some = 0;
     for (int64_t i = 0; i < block.panels; ++i) {
       if (block.end(i, tile.last) <= tile.first) continue;
       auto& before = panels_[i].before;
       const auto& mass = pointers(tile, i).sum;
-      if (reaches(threshold_of(p_), block.rows_of(i), before, mass))
+      const bool inside = reaches(float(p_.threshold), block.rows_of(i), before, mass);
+      for (int64_t lane = 0; lane < block.rows_of(i); ++lane) {
+        const bool needed = inside || !(mass[0][lane] < kNegligible && mass[1][lane] < kNegligible);
+        word* bits = p_.tile_bits(head_.b, head_.h, block.query + i * kPanel + lane);
+        bits[tile.index / 32] |= word(needed) << tile.index % 32;
+      }
+      if (inside)
         some |= Some(1) << i;
       else
         for (int side = 0; side < 2; ++side)
           for (int64_t lane = 0; lane < kPanel; ++lane) before[side][lane] += mass[side][lane];
     }
     return some;
+  }
+
+  auto window_builder() const {
+    if (p_.is_normalized) return build_window<kNormalized, Segment, true>;
+    constexpr Kind kind = Additive ? kAdditive : kMultiplicative;
+    return is_cut(p_) ? build_window<kind, Segment, true> : build_window<kind, Segment, false>;
   }
 
   void sweep_weights(const Block& block, Tile tile) {
@@ -318,15 +332,15 @@ class Forward {
       float *score = w_.score.data + i * w_.score.step, *local = w_.local.data + i * w_.local.step;
       add_bias(p_, head_, block, i, tile.first, end, w_.bias, score);
       if (is_inside)
-        build_window<Additive, Segment>(p_, grid_, tile, end, panels_[i], pointers(tile, i),
-                                        {{w_.suffix[0], w_.suffix[1]}, pointers(tile, i).after},
-                                        w_.pointer[0].data + i * w_.pointer[0].step,
-                                        w_.pointer[1].data + i * w_.pointer[1].step, score, local);
+        window_builder()(p_, grid_, tile, end, panels_[i], pointers(tile, i),
+                         {{w_.suffix[0], w_.suffix[1]}, pointers(tile, i).after},
+                         w_.pointer[0].data + i * w_.pointer[0].step, w_.pointer[1].data + i * w_.pointer[1].step, score,
+                         local);
       mask(block, i, tile, score);
       alignas(64) float rescale[kPanel];
       dropout_.seed_panel(p_, head_.b, head_.h, block.query + i * kPanel);
       const auto run = Additive            ? weigh<kSoftmax>
-                       : p_.is_normalized ? weigh<kNormalized>
+                       : p_.is_normalized ? weigh<kDivided>
                        : is_inside        ? weigh<kWindowed>
                                           : weigh<kSumOnly>;
       run(tile, end, dropout_, panels_[i].score, score, local, rescale);

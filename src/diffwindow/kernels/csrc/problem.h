@@ -25,6 +25,9 @@ struct Pair {  // queries and keys whose product is a kind of score
   double scale;
 };
 
+constexpr int64_t kTile = 64;  // keys whose scores stay in L1
+typedef uint32_t word __attribute__((may_alias));
+
 constexpr int64_t kStatistics = 6;  // maximum and inverse sum of the score's, the left's and the right's softmax
 
 enum { kScore, kLeft, kRight, kLocal, kMaxPairs };  // the order of Problem::pair
@@ -40,7 +43,7 @@ struct Problem {
   const int64_t* segment_origin;
   Pair pair[kMaxPairs];
   Tensor v, out;
-  float* rows;  // per query: kStatistics, and for bf16 the output in fp32
+  float* rows;  // per query: kStatistics, for bf16 the output in fp32, for windows that are cut a bit per tile
   int64_t row_width;
   // Backward only.
   Tensor grad_out;
@@ -51,9 +54,14 @@ struct Problem {
   float* row(int64_t b, int64_t h, int64_t query) const {
     return rows + ((b * heads + h) * queries + query) * row_width;
   }
+  // A tile of whole segments may be little more than half full.
+  int64_t max_tiles() const { return keys / (kTile / 2) + 3; }
+  int64_t tile_words() const { return threshold > 0 ? (max_tiles() + 31) / 32 : 0; }
+  word* tile_bits(int64_t b, int64_t h, int64_t query) const {
+    return reinterpret_cast<word*>(row(b, h, query) + kStatistics + (is_bf16 ? value_width : 0));
+  }
 };
 
-constexpr int64_t kTile = 64;       // keys whose scores stay in L1
 constexpr int64_t kMaxPanels = 4;   // panels of queries that share a tile of keys
 
 DW_INLINE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }

@@ -6,8 +6,13 @@
 
 namespace dw {
 
-// The window's threshold as the kernels compare with it: nothing is below that of windows which are not cut.
-DW_INLINE float threshold_of(const Problem& p) { return p.threshold > 0 ? float(p.threshold) : -__builtin_inff(); }
+// What a window does, for loops that must not ask.
+enum Kind { kMultiplicative, kAdditive, kNormalized };
+
+DW_INLINE bool is_cut(const Problem& p) { return p.threshold > 0; }
+
+// A pointer's mass in a tile, summed over its keys, that is too small to reach a gradient in fp32.
+constexpr float kNegligible = 1e-12f;
 
 // Tell whether M may reach the threshold in a tile, for any of a panel's first `rows` queries: `before` are the sums of both
 // pointers up to the tile, `mass` those in it. The bound leaves room for the roundings of M. NaN reaches everything.
