@@ -196,7 +196,7 @@ def normalized_weights(
     tensor([[0.0000, 0.3333, 0.6667]])
     """
     # subnormal numbers are none to divide by
-    seen = window >= torch.finfo(window.dtype).tiny
+    seen = ~(window < torch.finfo(window.dtype).tiny)
     seen = seen if mask is None else seen & mask
     logits = score.detach() + window.detach().masked_fill(~seen, 1.0).log()
     # The log of the sum, up to rounding. A key outside the window may score higher, so it is not the score's.

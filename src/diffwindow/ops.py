@@ -89,7 +89,14 @@ SUPPORT: dict[Impl, Support] = {
     "triton": Support(
         devices=("cuda",),
         dtypes=(torch.float32, torch.bfloat16, torch.float16),
-        features=("segments", "exact expectation", "dropout", "attn_bias"),
+        features=(
+            "segments",
+            "exact expectation",
+            "dropout",
+            "attn_bias",
+            "window_tolerance",
+            "normalize",
+        ),
         on_request=("cpu",) if triton.interpreted() else (),
     ),
 }

@@ -296,7 +296,8 @@ def check(config: Configuration, impl: str = "cpu") -> None:
 
     On a GPU the same precision means products of 16-bit operands for 16-bit inputs. The floor is four
     roundings of the largest value that meets in the sums, be it a result, a gradient of a weight (dO · V) or
-    its product with a scaled query or key: among few numbers eager may be exact by luck.
+    its product with a scaled query or key: among few numbers eager may be exact by luck. In a normalised
+    window the weights over M meet there too, large where the largest scores lie outside the window.
     """
     exact = output_and_gradients(config, "reference", torch.float64)
     on_gpu = impl == "triton" and config.dtype != torch.float32
@@ -306,6 +307,11 @@ def check(config: Configuration, impl: str = "cpu") -> None:
     inputs = tensors(config)
     scale = min(config.widths[:4]) ** -0.5 if config.scale is None else config.scale
     factor = max(1.0, *(scale * x.abs().max().item() for x in inputs))
+    if config.normalize and not config.additive:
+        q, k, _, *pointers = (x.to(config.device) for x in inputs)
+        maps = ops.window_maps(q, k, ops.Boundaries(*pointers[:4]), **options(config))
+        over = torch.where(maps.weights > 0, maps.weights / maps.window, 1.0)
+        factor *= max(1.0, over.max().item())
     grad_weights = factor * incoming(config).double() @ inputs[2].mT
     largest = max(x.abs().max().item() for x in (*exact, grad_weights))
     floor = 4 * torch.finfo(torch.float32).eps * max(largest, 1.0)

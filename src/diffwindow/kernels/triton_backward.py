@@ -10,6 +10,10 @@ Per row, with dA = dO Vᵀ times what dropout kept, and M = F_l G_r + F_r G_l:
   additive: dS = A (dA − D), D = Σ A dA, the gradient of the local score dS M, dM = dS o;
   dφ_l = Σ_{from here on} dM G_r + Σ_{up to here} dM F_r = prefix(dM (F_r − G_r)) + dM G_r + Σ dM G_r;
   the softmax takes off Σ φ_l dφ_l = Σ dM M, as M is linear in φ_l. The right boundary is the mirror image.
+With a normalised window A = P M, where P has the sum of A as its divisor: dS = A (dA − D), dM = P (dA − D).
+Where M is cut to 0, dM is 0. Where that is so all over a tile, only φ and its gradient are computed, and:
+multiplicative scores, of which dS = −P D is left. Additive tiles are not skipped: the local score is all that
+they would save, and the registers for both cases cost more.
 """
 
 from typing import Any, NamedTuple
@@ -20,12 +24,13 @@ import triton.language as tl
 from diffwindow.kernels.triton_tiles import (
     LN_2,
     Norms,
+    Prefix,
     at_segment_end,
     at_segment_start,
     boundaries,
-    boundary_sums,
-    compose_window,
     count_tiles,
+    cut_window,
+    is_reached,
     kept_share,
     load_keys,
     load_queries,
@@ -37,6 +42,7 @@ from diffwindow.kernels.triton_tiles import (
     segment_masses,
     store_rows,
     tile_keys,
+    tile_window,
     weight_logits,
 )
 
@@ -111,9 +117,16 @@ def score_gradients(weights, local, window, dweights, delta, how: tl.constexpr):
     """Return the gradients of a tile's scores and of its window."""
     if how.additive:
         ds = weights * (dweights - delta[:, None])
-        return ds, ds * local * LN_2
-    dm = weights * dweights
-    return dm * window - weights * delta[:, None], dm
+        dm = ds * local * LN_2
+    elif how.normalize:
+        dm = weights * (dweights - delta[:, None])
+        ds = dm * window
+    else:
+        dm = weights * dweights
+        ds = dm * window - weights * delta[:, None]
+    if how.cut:
+        dm = tl.where(window == 0.0, 0.0, dm)
+    return ds, dm
 
 
 @triton.jit
@@ -149,31 +162,63 @@ def boundary_gradients(
 
 
 @triton.jit
+def far_gradients(phi_left, phi_right, carry, totals, how: tl.constexpr):
+    """Return the gradients of both boundaries' logits over a tile that the window does not reach."""
+    slope_left, slope_right = carry.scan_left, carry.scan_right
+    if how.segments != "long":
+        slope_left += totals.left
+        slope_right += totals.right
+    return phi_left * slope_left[:, None], phi_right * slope_right[:, None]
+
+
+@triton.jit
+def weight_and_score_gradients(
+    p, place, queries, keys, visible, grad, norms, delta, window, reached, how: tl.constexpr
+):  # fmt: skip
+    """Return the gradients of a tile's scores and of its window, and the weights as they met the values."""
+    x, local = weight_logits(p, place, queries, keys, visible, window, reached, how)
+    weights = normalise(x, norms)
+    if reached:
+        dweights, kept = weight_gradients(p, place, queries, keys, grad, how)
+        ds, dm = score_gradients(weights, local, window, dweights, delta, how)
+        met = weights * kept
+        if not how.additive:
+            met *= window
+    else:
+        ds = weights * -delta[:, None]
+        dm = tl.zeros_like(ds)
+        met = tl.zeros_like(ds)
+    return ds, dm, met
+
+
+@triton.jit
 def differentiate(p, place, queries, keys, grad, norms, totals, carry, how: tl.constexpr):
     """Return the keys seen, the weights as they met the values, gradients, and the steps of what rows carry.
 
     The gradients are those of the scores, the local scores, and the left and right boundaries' logits; the
-    steps are those of F and of the prefix sums, left and right.
+    steps are those of F and of the prefix sums, left and right. The last result says whether the window
+    reaches the tile: the weights are 0 otherwise, and with a normalised window the gradients of scores too.
     """
     visible, keys = look(p, place, queries, keys, how)
     phi_left, phi_right = boundaries(p, place, queries, keys, visible, norms, how)
-    sums_left = boundary_sums(p, phi_left, carry.before_left, carry.mass_left, how)
-    sums_right = boundary_sums(p, phi_right, carry.before_right, carry.mass_right, how)
-    window = compose_window(
-        phi_left, phi_right, sums_left[0], sums_left[1], sums_right[0], sums_right[1], how
-    )
-    x, local = weight_logits(p, place, queries, keys, visible, window, how)
-    weights = normalise(x, norms)
-    dweights, kept = weight_gradients(p, place, queries, keys, grad, how)
-    ds, dm = score_gradients(weights, local, window, dweights, totals.delta, how)
-    dleft, dright, scan_left, scan_right = boundary_gradients(
-        p, phi_left, phi_right, sums_left, sums_right, carry, totals, dm, how
-    )
-    met = weights * kept
+    reached = True
     if not how.additive:
-        met *= window
+        reached = is_reached(p, phi_left, phi_right, carry, how)
+    window, sums_left, sums_right = tile_window(p, phi_left, phi_right, carry, reached, how)
+    ds, dm, met = window, window, window
+    if reached or not how.normalize:
+        ds, dm, met = weight_and_score_gradients(
+            p, place, queries, keys, visible, grad, norms, totals.delta, window, reached, how
+        )
+    if reached:
+        dleft, dright, scan_left, scan_right = boundary_gradients(
+            p, phi_left, phi_right, sums_left, sums_right, carry, totals, dm, how
+        )
+    else:
+        dleft, dright = far_gradients(phi_left, phi_right, carry, totals, how)
+        scan_left, scan_right = tl.zeros_like(carry.scan_left), tl.zeros_like(carry.scan_right)
     steps = (tl.sum(phi_left, 1), tl.sum(phi_right, 1), scan_left, scan_right)
-    return keys, met, (ds, ds * window, dleft, dright), steps
+    return keys, met, (ds, ds * window, dleft, dright), steps, reached
 
 
 @triton.jit
@@ -181,7 +226,7 @@ def find_totals(p, place, queries, grad, norms, tiles, how: tl.constexpr):
     """Sweep the keys for the totals of rows.
 
     Additive: dM = A (dA − D) o, and D is known only after the sweep, so the sums with dA and those without it
-    are kept apart.
+    are kept apart; so with a normalised window.
     """
     zeros = tl.zeros([how.rows], tl.float32)
     delta, moment, moment_left, moment_right = zeros, zeros, zeros, zeros
@@ -196,28 +241,34 @@ def find_totals(p, place, queries, grad, norms, tiles, how: tl.constexpr):
                 before_right += mass_right
                 mass_left, mass_right = segment_masses(p, place, queries, tile, norms, how)
         phi_left, phi_right = boundaries(p, place, queries, keys, visible, norms, how)
-        f_left, g_left = boundary_sums(p, phi_left, before_left, mass_left, how)
-        f_right, g_right = boundary_sums(p, phi_right, before_right, mass_right, how)
-        window = compose_window(phi_left, phi_right, f_left, g_left, f_right, g_right, how)
+        prefix = Prefix(before_left, before_right, mass_left, mass_right)
+        reached = True
+        if not how.additive:
+            reached = is_reached(p, phi_left, phi_right, prefix, how)
+        window, sums_left, sums_right = tile_window(p, phi_left, phi_right, prefix, reached, how)
         if how.segments != "long":
             before_left += tl.sum(phi_left, 1)
             before_right += tl.sum(phi_right, 1)
-        x, local = weight_logits(p, place, queries, keys, visible, window, how)
-        weights = normalise(x, norms)
-        dweights, _ = weight_gradients(p, place, queries, keys, grad, how)
-        share = weights * dweights
-        if how.additive:
-            delta += tl.sum(share, 1)
-            local *= LN_2
-            weights *= local
-            share *= local
-            spread += tl.sum(weights * window, 1)
-            spread_left += tl.sum(weights * g_right, 1)
-            spread_right += tl.sum(weights * g_left, 1)
-        moment += tl.sum(share * window, 1)
-        moment_left += tl.sum(share * g_right, 1)
-        moment_right += tl.sum(share * g_left, 1)
-    if how.additive:
+        if reached:
+            x, local = weight_logits(p, place, queries, keys, visible, window, reached, how)
+            weights = normalise(x, norms)
+            dweights, _ = weight_gradients(p, place, queries, keys, grad, how)
+            if how.additive:
+                delta += tl.sum(weights * dweights, 1)
+                weights *= local * LN_2
+            if how.cut:
+                weights = tl.where(window == 0.0, 0.0, weights)
+            share = weights * dweights
+            if how.additive or how.normalize:
+                spread += tl.sum(weights * window, 1)
+                spread_left += tl.sum(weights * sums_right[1], 1)
+                spread_right += tl.sum(weights * sums_left[1], 1)
+            moment += tl.sum(share * window, 1)
+            moment_left += tl.sum(share * sums_right[1], 1)
+            moment_right += tl.sum(share * sums_left[1], 1)
+    if how.normalize:
+        delta = moment
+    if how.additive or how.normalize:
         left = moment_left - moment - delta * (spread_left - spread)
         return Totals(delta, left, moment_right - moment - delta * (spread_right - spread))
     return Totals(moment, moment_left - moment, moment_right - moment)
@@ -231,15 +282,20 @@ def segment_window_gradient(
     window = (left[0] + left[1]) * (1.0 - right[0]) + (right[0] + right[1]) * (1.0 - left[0])
     if how.exact:
         window -= left[1] * right[1]
+    window = cut_window(p, window, how)
+    reached = True
+    if how.cut and not how.additive:
+        reached = tl.max(tl.where(window == 0.0, 0, 1), 0) > 0
     total = tl.zeros([how.rows], tl.float32)
-    for part in range(tile, tile + p.shape.tiles_per_stride):
-        keys = tile_keys(p, place, part, how)
-        visible, keys = look(p, place, queries, keys, how)
-        x, local = weight_logits(p, place, queries, keys, visible, window[:, None], how)
-        weights = normalise(x, norms)
-        dweights, _ = weight_gradients(p, place, queries, keys, grad, how)
-        _, dm = score_gradients(weights, local, window[:, None], dweights, delta, how)
-        total += tl.sum(dm, 1)
+    if reached:
+        for part in range(tile, tile + p.shape.tiles_per_stride):
+            keys = tile_keys(p, place, part, how)
+            visible, keys = look(p, place, queries, keys, how)
+            x, local = weight_logits(p, place, queries, keys, visible, window[:, None], reached, how)
+            weights = normalise(x, norms)
+            dweights, _ = weight_gradients(p, place, queries, keys, grad, how)
+            _, dm = score_gradients(weights, local, window[:, None], dweights, delta, how)
+            total += tl.sum(dm, 1)
     return total
 
 
@@ -307,21 +363,24 @@ def query_kernel(
         tl.store(address + 2 * row_count, carry.scan_left, mask=inside)
         tl.store(address + 3 * row_count, carry.scan_right, mask=inside)
         keys = tile_keys(p, place, tile, how)
-        keys, _, gradients, steps = differentiate(p, place, queries, keys, grad, norms, totals, carry, how)
+        keys, _, gradients, steps, reached = differentiate(
+            p, place, queries, keys, grad, norms, totals, carry, how
+        )
         if how.segments != "long":
             before_left += steps[0]
             before_right += steps[1]
             scan_left += steps[2]
             scan_right += steps[3]
-        k = load_keys(p.score.k, place, keys, how.score)
-        sum_score += product(narrow(gradients[0], k.dtype, how), k, how)
+        if reached or not how.normalize:
+            k = load_keys(p.score.k, place, keys, how.score)
+            sum_score += product(narrow(gradients[0], k.dtype, how), k, how)
         if how.additive:
             k_local = load_keys(p.local.k, place, keys, how.local)
-            sum_local += product(narrow(gradients[1], k.dtype, how), k_local, how)
+            sum_local += product(narrow(gradients[1], k_local.dtype, how), k_local, how)
         k_left = load_keys(p.left.k, place, keys, how.left)
-        sum_left += product(narrow(gradients[2], k.dtype, how), k_left, how)
+        sum_left += product(narrow(gradients[2], k_left.dtype, how), k_left, how)
         k_right = load_keys(p.right.k, place, keys, how.right)
-        sum_right += product(narrow(gradients[3], k.dtype, how), k_right, how)
+        sum_right += product(narrow(gradients[3], k_right.dtype, how), k_right, how)
     store_rows(dq, place, rows, inside, sum_score * p.score.scale, how.score, how)
     store_rows(dq_left, place, rows, inside, sum_left * p.left.scale, how.left, how)
     store_rows(dq_right, place, rows, inside, sum_right * p.right.scale, how.right, how)
@@ -377,9 +436,13 @@ def key_kernel(
         if how.causal:
             been &= rows >= first_key
         carry = load_carry(address, row_count, been, how)
-        _, met, gradients, _ = differentiate(p, place, queries, keys, grad, norms, totals, carry, how)
-        sum_value += product(tl.trans(narrow(met, grad.dtype, how)), grad, how)
-        sum_score += product(tl.trans(narrow(gradients[0], grad.dtype, how)), queries.score, how)
+        _, met, gradients, _, reached = differentiate(
+            p, place, queries, keys, grad, norms, totals, carry, how
+        )
+        if reached:
+            sum_value += product(tl.trans(narrow(met, grad.dtype, how)), grad, how)
+        if reached or not how.normalize:
+            sum_score += product(tl.trans(narrow(gradients[0], grad.dtype, how)), queries.score, how)
         if how.additive:
             sum_local += product(tl.trans(narrow(gradients[1], grad.dtype, how)), queries.local, how)
         sum_left += product(tl.trans(narrow(gradients[2], grad.dtype, how)), queries.left, how)

@@ -76,10 +76,16 @@ def choose(call: Call) -> Blocks:
     table = TABLE[target(call.q.device)]["fp32" if call.q.dtype == torch.float32 else "fp16"]
     widest = max(x.shape[-1] for x in call.differentiable.values())
     blocks = next(blocks for width, blocks in table.items() if widest <= width)
+    blocks = for_threshold(blocks) if call.threshold > 0 else blocks
     if call.q.shape[2] > 16:
         return blocks
     # One query, or few: a block of more would be empty, but for what a matrix instruction takes.
     return blocks._replace(forward=blocks.forward._replace(rows=16))
+
+
+def for_threshold(blocks: Blocks) -> Blocks:
+    """Return the blocks for windows with a threshold: to skip tiles or not are both to fit the registers."""
+    return blocks._replace(key=blocks.key._replace(rows=16, stages=1))
 
 
 @functools.cache

@@ -1,7 +1,8 @@
 """Forward in Triton: a program takes a block of queries through the keys twice.
 
 The first sweep points: it finds the softmax normalisers of both boundaries. The second builds the window from
-left to right with the boundaries' prefix sums carried along, weighs, and gathers the values.
+left to right with the boundaries' prefix sums carried along, weighs, and gathers the values. Where the window
+is below its threshold all over a tile, it does not load values; a normalised window not even scores.
 """
 
 import triton
@@ -10,12 +11,12 @@ import triton.language as tl
 from diffwindow.kernels.triton_tiles import (
     LOWEST,
     Norms,
+    Prefix,
     add_to_softmax,
     boundaries,
     boundary_logits,
-    boundary_sums,
-    compose_window,
     count_tiles,
+    is_reached,
     kept_share,
     load_keys,
     load_queries,
@@ -27,6 +28,7 @@ from diffwindow.kernels.triton_tiles import (
     segment_masses,
     store_rows,
     tile_keys,
+    tile_window,
     weight_logits,
 )
 
@@ -45,6 +47,30 @@ def point(p, place, queries, tiles, how: tl.constexpr):
         top_left, total_left = add_to_softmax(left, top_left, total_left)
         top_right, total_right = add_to_softmax(right, top_right, total_right)
     return Norms(zeros, zeros, normaliser(top_left, total_left), normaliser(top_right, total_right))
+
+
+@triton.jit
+def weigh(p, place, queries, keys, visible, window, reached, top, total, gathered, how: tl.constexpr):
+    """Add a tile to the softmax and to the weighted sum of values of each row."""
+    x, _ = weight_logits(p, place, queries, keys, visible, window, reached, how)
+    peak = x
+    if how.normalize:
+        peak += tl.log2(tl.where(window == 0.0, 1.0, window))
+    new = tl.maximum(top, tl.max(peak, 1))
+    weights = tl.exp2(x - new[:, None])
+    if how.normalize:
+        weights *= window
+    shrink = tl.exp2(top - new)
+    total = total * shrink + tl.sum(weights, 1)
+    gathered = gathered * shrink[:, None]
+    if how.additive or reached:
+        if how.dropout:
+            weights *= kept_share(p, place, queries, keys)
+        if not how.additive and not how.normalize:
+            weights *= window
+        v = load_keys(p.v, place, keys, how.value)
+        gathered += product(narrow(weights, v.dtype, how), v, how)
+    return new, total, gathered
 
 
 @triton.jit
@@ -72,24 +98,16 @@ def forward_kernel(p, out, statistics, how: tl.constexpr):
                 before_right += mass_right
                 mass_left, mass_right = segment_masses(p, place, queries, tile, norms, how)
         phi_left, phi_right = boundaries(p, place, queries, keys, visible, norms, how)
-        f_left, g_left = boundary_sums(p, phi_left, before_left, mass_left, how)
-        f_right, g_right = boundary_sums(p, phi_right, before_right, mass_right, how)
-        window = compose_window(phi_left, phi_right, f_left, g_left, f_right, g_right, how)
+        prefix = Prefix(before_left, before_right, mass_left, mass_right)
+        reached = is_reached(p, phi_left, phi_right, prefix, how)
+        window, _, _ = tile_window(p, phi_left, phi_right, prefix, reached, how)
         if how.segments != "long":
             before_left += tl.sum(phi_left, 1)
             before_right += tl.sum(phi_right, 1)
-        x, _ = weight_logits(p, place, queries, keys, visible, window, how)
-        new = tl.maximum(top, tl.max(x, 1))
-        weights = tl.exp2(x - new[:, None])
-        shrink = tl.exp2(top - new)
-        total = total * shrink + tl.sum(weights, 1)
-        top = new
-        if how.dropout:
-            weights *= kept_share(p, place, queries, keys)
-        if not how.additive:
-            weights *= window
-        v = load_keys(p.v, place, keys, how.value)
-        gathered = gathered * shrink[:, None] + product(narrow(weights, v.dtype, how), v, how)
+        if reached or not how.normalize:
+            top, total, gathered = weigh(
+                p, place, queries, keys, visible, window, reached, top, total, gathered, how
+            )
     # A row that sees nothing has gathered zeros.
     inverse = tl.where(total == 0.0, 0.0, 1.0 / tl.where(total == 0.0, 1.0, total))
     store_rows(out, place, rows, queries.inside, gathered * inverse[:, None], how.value, how)

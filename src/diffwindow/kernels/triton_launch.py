@@ -116,11 +116,14 @@ def describe(call: Call, block: Block) -> tuple[Problem, Options]:
         shape=shape,
         drop_below=min(int(call.dropout_p * 2**32), 2**32 - 1),
         keep_scale=1 / (1 - call.dropout_p) if call.dropout_p < 1 else 0.0,
+        threshold=float(call.threshold),
     )
     options = Options(
         additive=call.q_local is not None,
         causal=call.is_causal,
         exact=call.exact,
+        cut=call.threshold > 0,
+        normalize=call.normalize,
         segments="none" if size == 1 else "short" if size <= block.keys else "long",
         mask=_plane_kind(call.attn_mask),
         bias=_plane_kind(call.attn_bias),

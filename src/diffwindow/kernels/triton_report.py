@@ -20,8 +20,9 @@ from diffwindow.kernels.triton import interpreted, why_not
 
 KERNELS = ("forward", "query", "key")
 KINDS = ("multiplicative", "additive")
-# What a call asks for: causal attention by token, every option at once, or segments longer than a tile.
-OPTIONS = ("plain", "all", "long")
+# What a call asks for: causal attention by token, every option at once, segments longer than a tile, or a
+# window with a tolerance and pointers of width 8, as it is or normalised.
+OPTIONS = ("plain", "all", "long", "tolerance", "normalised")
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 POINTERS = {**DTYPES, "u8": torch.uint8, "i64": torch.int64}
 
@@ -89,14 +90,20 @@ def entries(chosen: dict[str, object]) -> list[Entry]:
     ]
     asked = {name: value for name, value in chosen.items() if value is not None}
     options = str(asked.pop("options", "plain"))
-    return [entry._replace(options=options) for entry in every if asked.items() <= entry._asdict().items()]
+    return [
+        entry._replace(options=options)
+        for entry in every
+        if asked.items() <= entry._asdict().items()
+        and not (options == "normalised" and entry.kind == "additive")
+    ]
 
 
 def measure(entry: Entry) -> Usage:
     """Compile the default blocks of an entry and read off what it uses."""
-    from diffwindow.kernels.triton_blocks import TABLE
+    from diffwindow.kernels.triton_blocks import TABLE, for_threshold
 
     blocks = TABLE[entry.target][entry.dtype][entry.width]
+    blocks = for_threshold(blocks) if example(entry).threshold > 0 else blocks
     block = getattr(blocks, entry.kernel)
     target = TARGETS[entry.target]
     compiled, log = compile_kernel(entry, block)
@@ -184,6 +191,12 @@ def example(entry: Entry) -> Call:
     )  # fmt: skip
     if entry.options == "plain":
         return call
+    if entry.options in ("tolerance", "normalised"):
+        narrow = x[..., :8]
+        return call._replace(
+            q_left=narrow, k_left=narrow, q_right=narrow, k_right=narrow, window_tolerance=1e-3,
+            normalize=entry.options == "normalised",
+        )  # fmt: skip
     plane = torch.empty(2, 8, 2048, 2048, device="meta")
     integers = torch.empty(2, dtype=torch.int64, device="meta")
     return call._replace(

@@ -17,6 +17,8 @@ LN_2 = tl.constexpr(0.6931471805599453)
 LOWEST = tl.constexpr(-3.4028234663852886e38)
 # The lowest finite number is a bias too, and must stay finite over log 2.
 LOWEST_BIAS = tl.constexpr(-2e38)
+# Four roundings, by which the sums of a tile may miss what bounds them.
+SLACK = tl.constexpr(4.8e-7)
 
 
 class Matrix(NamedTuple):
@@ -73,19 +75,23 @@ class Problem(NamedTuple):
     shape: Any
     drop_below: Any
     keep_scale: Any
+    threshold: Any
 
 
 class Options(NamedTuple):
     """What a kernel is compiled for.
 
     `mask` and `bias` are "none", "keys" (the same for all queries) or "full"; `segments` is "none", "short"
-    (at most a tile) or "long". `interpreted_bf16` works around Triton's interpreter, which neither multiplies
-    bf16 nor rounds to it. The widths are those of heads, padded; `rows` and `keys` are the sizes of a tile.
+    (at most a tile) or "long". `cut` sets M to 0 below the threshold. `interpreted_bf16` works around
+    Triton's interpreter, which neither multiplies bf16 nor rounds to it. The widths are those of heads,
+    padded; `rows` and `keys` are the sizes of a tile.
     """
 
     additive: bool
     causal: bool
     exact: bool
+    cut: bool
+    normalize: bool
     segments: str
     mask: str
     bias: str
@@ -127,10 +133,20 @@ class Keys(NamedTuple):
     inside: Any
 
 
+class Prefix(NamedTuple):
+    """F of both boundaries before a tile, or before a segment longer than it, and the segment's sums of φ."""
+
+    before_left: Any
+    before_right: Any
+    mass_left: Any
+    mass_right: Any
+
+
 class Norms(NamedTuple):
     """The normalisers of rows: log2 Σ 2^logit of both boundaries, and what the weights have instead.
 
-    That is the largest logit and 1 / Σ 2^(logit − largest), or 0 in a row that sees no key.
+    That is the largest logit and 1 / Σ 2^(logit − largest), or 0 in a row that sees no key. A normalised
+    window adds log2 M to the logits of both, and what it cuts is not seen.
     """
 
     top: Any
@@ -302,8 +318,11 @@ def segment_masses(p, place, queries, tile, norms, how: tl.constexpr):
 
 
 @triton.jit
-def weight_logits(p, place, queries, keys, visible, window, how: tl.constexpr):
-    """Return the logits of the weights of a tile, and of these the local scores (additive only)."""
+def weight_logits(p, place, queries, keys, visible, window, reached, how: tl.constexpr):
+    """Return the logits of the weights of a tile, and of these the local scores (additive only).
+
+    Outside of the window local scores count as 0. A normalised window hides the keys with M = 0.
+    """
     k = load_keys(p.score.k, place, keys, how.score)
     x = scores(queries.score, k, p.score.scale, visible, float("-inf"), how)
     if how.bias != "none":
@@ -311,9 +330,13 @@ def weight_logits(p, place, queries, keys, visible, window, how: tl.constexpr):
         x += tl.maximum(bias, LOWEST_BIAS, propagate_nan=tl.PropagateNan.ALL) * LOG2_E
     local = x
     if how.additive:
-        k_local = load_keys(p.local.k, place, keys, how.local)
-        local = scores(queries.local, k_local, p.local.scale, visible, 0.0, how)
+        local = tl.zeros_like(x)
+        if reached:
+            k_local = load_keys(p.local.k, place, keys, how.local)
+            local = scores(queries.local, k_local, p.local.scale, visible, 0.0, how)
         x += local * window
+    if how.normalize:
+        x = tl.where(window == 0.0, float("-inf"), x)
     return x, local
 
 
@@ -366,7 +389,32 @@ def boundary_sums(p, phi, before, mass, how: tl.constexpr):
 
 
 @triton.jit
-def compose_window(phi_left, phi_right, f_left, g_left, f_right, g_right, how: tl.constexpr):
+def is_reached(p, phi_left, phi_right, prefix, how: tl.constexpr):
+    """Return whether M may reach the threshold in a tile: it is at most F_l G_r + F_r G_l at the tile's ends.
+
+    A NaN reaches it.
+    """
+    if how.cut:
+        step_left, step_right = prefix.mass_left, prefix.mass_right
+        if how.segments != "long":
+            step_left, step_right = tl.sum(phi_left, 1), tl.sum(phi_right, 1)
+        f_left, f_right = prefix.before_left + step_left, prefix.before_right + step_right
+        bound = f_left * (1.0 - prefix.before_right) + f_right * (1.0 - prefix.before_left)
+        return tl.max(tl.where(bound + SLACK < p.threshold, 0, 1), 0) > 0
+    else:
+        return True
+
+
+@triton.jit
+def cut_window(p, window, how: tl.constexpr):
+    """Set M to 0 below the threshold; a NaN stays."""
+    if how.cut:
+        window = tl.where(window < p.threshold, 0.0, window)
+    return window
+
+
+@triton.jit
+def compose_window(p, phi_left, phi_right, f_left, g_left, f_right, g_right, how: tl.constexpr):
     """Return M = F_l G_r + F_r G_l, less the mass that both boundaries share if it is to be exact."""
     window = f_left * g_right + f_right * g_left
     if how.exact:
@@ -375,7 +423,19 @@ def compose_window(phi_left, phi_right, f_left, g_left, f_right, g_right, how: t
         else:
             # F and G share exactly the segment of the key.
             window -= (f_left + g_left - 1.0) * (f_right + g_right - 1.0)
-    return window
+    return cut_window(p, window, how)
+
+
+@triton.jit
+def tile_window(p, phi_left, phi_right, prefix, reached, how: tl.constexpr):
+    """Return M over a tile, and F and G of the left and the right boundary; all 0 unless it is reached."""
+    window = tl.zeros_like(phi_left)
+    f_left, g_left, f_right, g_right = window, window, window, window
+    if reached:
+        f_left, g_left = boundary_sums(p, phi_left, prefix.before_left, prefix.mass_left, how)
+        f_right, g_right = boundary_sums(p, phi_right, prefix.before_right, prefix.mass_right, how)
+        window = compose_window(p, phi_left, phi_right, f_left, g_left, f_right, g_right, how)
+    return window, (f_left, g_left), (f_right, g_right)
 
 
 @triton.jit

@@ -40,6 +40,8 @@ def kind_of(call: Call) -> tuple[Any, ...]:
         call.is_causal,
         call.segment_size,
         call.exact,
+        call.threshold > 0,
+        call.normalize,
         *given,
     )
 

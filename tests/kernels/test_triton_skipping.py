@@ -1,0 +1,170 @@
+"""Windows with a tolerance, and normalised ones, in the Triton kernels: results, and skipped tiles."""
+
+import math
+
+import pytest
+import torch
+
+from samples.configurations import Configuration, call, check, leaves, tensors
+from samples.dropout import check_given_the_mask
+
+pytest.importorskip("diffwindow.kernels.triton_launch", reason="triton is not installed")
+from diffwindow.kernels import triton_blocks
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU runs them instead, see test_gpu.py")
+
+SMALL = {"queries": 21, "keys": 37, "batch": 1, "heads": 1, "spread": 1.5}
+KINDS = {
+    "multiplicative": {"additive": False, "window_tolerance": 0.5},
+    "additive": {"additive": True, "window_tolerance": 0.5},
+    "normalised": {"additive": False, "normalize": True},
+    "normalised and cut": {"additive": False, "normalize": True, "window_tolerance": 0.3},
+}
+VARIANTS = {
+    "narrow pointers": {"widths": (16, 2, 8, 16, 16), "causal": True, "queries": 40},
+    "exact segments from an origin": {
+        "segment_size": 5, "expectation": "exact", "origin": True, "causal": True
+    },
+    "exact segments longer than a tile": {"segment_size": 20, "expectation": "exact", "causal": True},
+    "bf16 views": {"dtype": torch.bfloat16, "stacked": True},
+    "padding": {"mask": "padding", "batch": 2},
+    "rows that see nothing": {"mask": "hides all", "heads": 2},
+    "segments longer than a tile from an origin": {"segment_size": 21, "origin": True},
+    "fp16": {"dtype": torch.float16, "expectation": "exact"},
+    "bias that hides": {"bias": "hides"},
+    "lowest bias": {"bias": "lowest"},
+}  # fmt: skip
+# What a call takes besides its tensors.
+CALLS = {
+    "multiplicative": {"window_tolerance": 0.1},
+    "additive": {"window_tolerance": 0.1},
+    "normalised": {"window_tolerance": 0.1, "normalize": True},
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def fast_interpreter():
+    from samples.interpreter import patch_once
+
+    patch_once()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_option(variant):
+    kind = list(KINDS)[list(VARIANTS).index(variant) % len(KINDS)]
+    check(Configuration(**(SMALL | KINDS[kind] | VARIANTS[variant])), "triton")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_option_of_every_kind(kind):
+    for variant in VARIANTS.values():
+        check(Configuration(**(SMALL | KINDS[kind] | variant)), "triton")
+
+
+def pointing(kind, places, *, keys=48, dtype=torch.float32):
+    """Make a call whose windows lie from key to key as `places` says, one pair per query."""
+    random = torch.Generator().manual_seed(0)
+
+    def randn(*shape):
+        return torch.randn(1, 1, *shape, generator=random, dtype=torch.float64)
+
+    count = len(places)
+    left, right = (torch.eye(keys, dtype=torch.float64)[[pair[side] for pair in places]] for side in (0, 1))
+    sharp = 80 * torch.eye(keys, dtype=torch.float64)[None, None]
+    drawn = [
+        randn(count, 8),
+        randn(keys, 8),
+        randn(keys, 8),
+        left[None, None],
+        sharp,
+        right[None, None],
+        sharp,
+    ]
+    drawn += [randn(count, 8), randn(keys, 8)] if kind == "additive" else []
+    return [x.to(dtype).requires_grad_() for x in drawn]
+
+
+# Windows in the first, the last and the middle tile of 16 keys, over two, and over all, in turns.
+JUMPING = [(2, 5), (40, 47), (20, 18), (14, 17), (0, 47), (31, 31)] * 6
+
+
+@pytest.mark.parametrize("kind", CALLS)
+def test_windows_that_jump_between_tiles(kind):
+    results = []
+    for impl, dtype in (
+        ("reference", torch.float64),
+        ("reference", torch.float32),
+        ("triton", torch.float32),
+    ):
+        inputs = pointing(kind, JUMPING, dtype=dtype)
+        out = call(inputs, impl=impl, **CALLS[kind])
+        grad = torch.linspace(-1, 1, out.numel(), dtype=dtype).view_as(out)
+        results.append([x.double() for x in (out, *torch.autograd.grad(out, inputs, grad))])
+    # the rule of `check`: gradients of weights meet the pointers' scaled keys
+    floor = 4 * torch.finfo(torch.float32).eps * (80 / 48**0.5) * (grad @ inputs[2].mT).abs().max().item()
+    for place, (true, eager, ours) in enumerate(zip(*results, strict=True)):
+        allowed = (3 if place else 2) * (eager - true).abs().max().item() + floor
+        assert (ours - true).abs().max() <= allowed, place
+
+
+@pytest.mark.parametrize("kind", ["multiplicative", "normalised"])
+def test_values_of_tiles_outside_the_window_are_not_read(kind):
+    # All windows lie in the second of three tiles. NaN elsewhere would reach the output if it were read; a
+    # normalised window does not read the keys of scores there either.
+    assert triton_blocks.INTERPRETED.forward.keys == 16
+    inputs = pointing(kind, [(18, 25), (20, 30)] * 10)
+    hidden = [2] if kind == "multiplicative" else [1, 2]
+    results = []
+    for filling in (0.0, math.nan):
+        filled = [x.detach().clone() for x in inputs]
+        for place in hidden:
+            filled[place][:, :, :16] = filling
+            filled[place][:, :, 32:] = filling
+        filled = [x.requires_grad_() for x in filled]
+        out = call(filled, impl="triton", **CALLS[kind])
+        results.append([out, *torch.autograd.grad(out.square().sum(), filled)])
+    for clean, found in zip(*results, strict=True):
+        assert torch.equal(found, clean)
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_a_row_cut_to_nothing_is_zero_with_zero_gradients(normalize):
+    inputs = [x.float() for x in tensors(Configuration(additive=False, **SMALL))]
+    # Query 4 points anywhere, so that its M is little more than a half; all its logits are very low.
+    for place in (3, 5):
+        inputs[place][:, :, :] *= 3
+        inputs[place][:, :, 4] = 0
+    for place in (4, 6):
+        inputs[place][..., 0] = 1
+        inputs[place - 1][:, :, 4, 0] = -2000
+    inputs = [x.requires_grad_() for x in inputs]
+    out = call(inputs, impl="triton", window_tolerance=0.8, normalize=normalize)
+    assert not out[:, :, 4].any()
+    assert out.any()
+    grads = torch.autograd.grad(out[:, :, 4].sum(), inputs, retain_graph=True)
+    assert not any(grad.any() for grad in grads)
+    assert all(grad.isfinite().all() for grad in torch.autograd.grad(out.sum(), inputs))
+
+
+@pytest.mark.parametrize("kind", CALLS)
+def test_output_and_gradients_given_the_dropout_mask(kind, monkeypatch):
+    config = Configuration(additive=kind == "additive", **(SMALL | {"spread": 1.0}))
+    check_given_the_mask(config, 0.3, "triton", monkeypatch, **CALLS[kind])
+
+
+@pytest.mark.filterwarnings("ignore:All-NaN slice", "ignore:overflow encountered in exp2")
+def test_nan_is_not_swallowed():
+    for place in range(7):
+        inputs = [x.float() for x in tensors(Configuration(additive=False, **SMALL))]
+        inputs[place][0, 0, 3, 0] = math.nan
+        assert call(inputs, impl="triton", normalize=True).isnan().any(), place
+
+
+def test_empty_lengths():
+    for queries, keys in ((0, 5), (3, 0)):
+        inputs = leaves(Configuration(additive=False, queries=queries, keys=keys), torch.float32)
+        out = call(inputs, impl="triton", normalize=True, window_tolerance=0.1)
+        assert not out.any()
+        assert not any(grad.any() for grad in torch.autograd.grad(out.sum(), inputs))
