@@ -252,11 +252,12 @@ def measure(case: Case, *, quick: bool) -> dict[str, object]:
     else:
         ours, sdpa = interleave([both, plain_both], budget, least)
         ours_forward, sdpa_forward = interleave([forward, plain_forward], budget / 2, 1 if quick else least)
+    reference = reference_time(case, tensors, grad, quick=quick)
     return {
         **case._asdict(),
         **(describe_window(case, tensors) if case.is_local else {}),
         "vs_sdpa": ours / sdpa,
-        "vs_reference": ours / reference_time(case, tensors, grad, quick=quick),
+        "vs_reference": None if reference is None else ours / reference,
         "forward_vs_sdpa": ours_forward / sdpa_forward,
         "extra_bytes": memory,
         "seconds": ours,
@@ -264,14 +265,14 @@ def measure(case: Case, *, quick: bool) -> dict[str, object]:
     }
 
 
-def reference_time(case: Case, tensors: list[Tensor], grad: Tensor, *, quick: bool) -> float:
+def reference_time(case: Case, tensors: list[Tensor], grad: Tensor, *, quick: bool) -> float | None:
     """Time the reference; at the longest shape by one head, as all need more memory than most have.
 
-    Its backward needs too much even for one, which gives NaN.
+    Return None for its backward there, which needs too much memory even for one.
     """
     heads = 1
     if case.shape == LONGEST and case.device == "cpu" and not case.forward_only:
-        return math.nan
+        return None
     if case.forward_only:
         heads = case.shape[1]
         tensors = [x[:, :1] for x in tensors]
@@ -289,7 +290,7 @@ def show(row: dict[str, object], *, header: bool) -> None:
         f"{row['kind']:<14}{row['segment_size']:>4}{row['causal']!s:>7}{row['normalize']!s:>6}"
         f"  {'x'.join(map(str, row['shape'])):<16}"
         f"{row['vs_sdpa']:>8.2f}{row['forward_vs_sdpa']:>8.2f}{row['seconds'] * 1e3:>9.2f}"
-        f"{row['vs_reference']:>13.3f}{row['extra_bytes'] / 2**20:>9.1f}",
+        f"{row['vs_reference'] or math.nan:>13.3f}{row['extra_bytes'] / 2**20:>9.1f}",
         flush=True,
     )
 
