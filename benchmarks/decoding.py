@@ -33,7 +33,7 @@ LAYOUTS = ("heads", "cache")
 BOUNDARY_DIMS = (64, 8)
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 MODEL_KINDS = ("plain", "MW", "AW", "AW,Dim=8")
-VOCABULARY, SENTENCES, LENGTH = 32768, 32, 48
+VOCABULARY, LENGTH = 32768, 32
 
 
 class Options(NamedTuple):
@@ -163,9 +163,9 @@ def never_end(model: Translator | LanguageModel) -> None:
     model.step = without_end
 
 
-def model_rows(kinds: list[str], rounds: int) -> list[dict]:
+def model_rows(kinds: list[str], batches: list[int], rounds: int) -> list[dict]:
     rows = []
-    for sentences in (1, SENTENCES):
+    for sentences in batches:
         for name, build in (("translate", translate), ("generate", generate)):
             runs = [build(kind, sentences) for kind in kinds]
             times: list[list[float]] = [[] for _ in runs]
@@ -193,11 +193,12 @@ def main() -> None:
     parser.add_argument("--normalize", action="store_true", help="normalise multiplicative windows")
     parser.add_argument("--models", action="store_true", help="time greedy search with base models instead")
     parser.add_argument("--kinds", nargs="+", default=list(MODEL_KINDS), help="in the decoders of --models")
+    parser.add_argument("--sentences", nargs="+", type=int, default=[1, 32], help="together in --models")
     parser.add_argument("--rounds", type=int, default=3, help="of --models")
     chosen = parser.parse_args()
     torch.set_num_threads(chosen.threads)
     if chosen.models:
-        rows = model_rows(chosen.kinds, chosen.rounds)
+        rows = model_rows(chosen.kinds, chosen.sentences, chosen.rounds)
         lines = [
             f"{r['task']:<10}{r['sentences']:>3} sentences  {r['kind']:<10}"
             f"{r['tokens_per_second']:>8.0f} tokens/s"
