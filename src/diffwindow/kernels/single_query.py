@@ -38,13 +38,8 @@ def attend(
         return None
     q_left, k_left, q_right, k_right = boundaries
     q_local, k_local = local or (None, None)
-    views: list[int] = []
-    for x in (q, q_left, q_right, q_local, k, k_left, k_right, k_local, v):
-        view = _view(x, q.dtype)
-        if len(view) != len(_ABSENT):
-            return None
-        views += view
-    return _run(views, q, options)
+    views = _views((q, q_left, q_right, q_local, k, k_left, k_right, k_local, v), q.dtype)
+    return None if views is None else _run(views, q, options)
 
 
 def _served(dtype: torch.dtype, options: Options) -> bool:
@@ -65,11 +60,11 @@ def _served(dtype: torch.dtype, options: Options) -> bool:
 
 def _run(views: list[int], q: Tensor, options: Options) -> Tensor | None:
     """Run the kernel on described queries, keys and values; return None if anything does not agree."""
-    mask = _broadcast_view(options.attn_mask, torch.bool)
-    bias = _broadcast_view(options.attn_bias, torch.float32)
+    mask = _views((_four_dimensional(options.attn_mask),), torch.bool)
+    bias = _views((_four_dimensional(options.attn_bias),), torch.float32)
     origin = options.segment_origin
-    origins = (0, 0, 0) if origin is None else _view(origin, torch.int64)
-    if not mask or not bias or len(origins) != 3:
+    origins = [0, 0, 0] if origin is None else _views((origin,), torch.int64, dimensions=1)
+    if mask is None or bias is None or origins is None:
         return None
     batch, heads, width = views[1], views[2], views[-5]
     strides = (heads * width, width, heads * width, 1)
@@ -86,24 +81,30 @@ def _run(views: list[int], q: Tensor, options: Options) -> Tensor | None:
     return out if status == _DONE else None
 
 
-def _view(x: Tensor | None, dtype: torch.dtype) -> tuple[int, ...]:
-    """Return the address, sizes and strides; nothing if the memory is not that of a plain tensor."""
-    if x is None:
-        return _ABSENT
-    if type(x) is not Tensor or x.dtype is not dtype or not x.is_cpu or x.is_neg():
-        return ()
-    if torch.is_grad_enabled() and x.requires_grad:
-        return ()
-    try:
-        return x.data_ptr(), *x.shape, *x.stride()
-    except RuntimeError:
-        # sparse and nested tensors have no address or no strides
-        return ()
+def _views(
+    tensors: tuple[Tensor | None, ...], dtype: torch.dtype, *, dimensions: int = 4
+) -> list[int] | None:
+    """List the address, sizes and strides of each; return None if one is not a plain tensor in memory."""
+    views: list[int] = []
+    with_gradients = torch.is_grad_enabled()
+    for x in tensors:
+        if x is None:
+            views += _ABSENT
+            continue
+        if type(x) is not Tensor or x.dtype is not dtype or not x.is_cpu or x.is_neg():
+            return None
+        if with_gradients and x.requires_grad:
+            return None
+        try:
+            view = (x.data_ptr(), *x.shape, *x.stride())
+        except RuntimeError:
+            # sparse and nested tensors have no address or no strides
+            return None
+        if len(view) != 1 + 2 * dimensions:
+            return None
+        views += view
+    return views
 
 
-def _broadcast_view(x: Tensor | None, dtype: torch.dtype) -> tuple[int, ...]:
-    """Describe a tensor that may have fewer than four dimensions."""
-    if x is not None and x.dim() < 4:
-        x = x[(None,) * (4 - x.dim())]
-    view = _view(x, dtype)
-    return view if len(view) == len(_ABSENT) else ()
+def _four_dimensional(x: Tensor | None) -> Tensor | None:
+    return x if x is None or x.dim() >= 4 else x[(None,) * (4 - x.dim())]

@@ -388,7 +388,7 @@ bool attend(const SingleQuery& p) {
   int64_t width = p.value_width();
   for (int64_t i = 0; i < p.pairs(); ++i) width += p.width(i);
   // Threads take a few microseconds to start; small problems have one.
-  constexpr int64_t products_per_thread = 1 << 19;
+  constexpr int64_t products_per_thread = 1 << 16;
   const int64_t products = p.batch() * p.heads() * p.seen() * width;
   const int64_t threads = std::max<int64_t>(1, std::min(p.threads, products / products_per_thread));
   const int64_t together = heads_together(p, threads), groups = ceil_div(p.heads(), together);
