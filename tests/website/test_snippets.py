@@ -22,7 +22,12 @@ from samples.trained_runs import train_runs
 
 ROOT = Path(__file__).parents[2]
 GENERATED = {"settings.md", "command-line.md", "notation.md"}
-DOCS = sorted(page for page in (ROOT / "docs").rglob("*.md") if page.name not in {"report.md", *GENERATED})
+DOCS = sorted(
+    page
+    for page in (ROOT / "docs").rglob("*.md")
+    # tutorials are scripts, with a test of their own
+    if page.name not in {"report.md", *GENERATED} and page.parent.name != "tutorials"
+)
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
 # Pages that take minutes; `pytest -m slow tests/website` runs them.
 SLOW = {"explanation/scale.md", "guides/export.md", "guides/reproduce.md"}
