@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Generic
 
@@ -51,7 +51,7 @@ class Objective(nn.Module, Generic[B]):
     def forward(self, batch: B) -> Tensor:
         """Return the loss, summed over the units of the batch."""
         windows: list[Tensor] = []
-        watching = nullcontext()
+        watching: AbstractContextManager[None] = nullcontext()
         if self._window_penalty:
             watching = watched(self.model, lambda *call: windows.append(mean_window(*call)))
         with (
