@@ -91,7 +91,7 @@ def world(tmp_path_factory):
 
 
 @pytest.mark.parametrize("page", list(_tests()))
-def test_the_page_runs(page, world, tmp_path, monkeypatch):
+def test_the_page_runs(page, world, tmp_path, monkeypatch, unchecked):
     folder = shutil.copytree(world, tmp_path / "page")
     monkeypatch.chdir(folder)
     matplotlib.use("Agg")
