@@ -58,6 +58,6 @@ def test_build(name, tmp_path, monkeypatch):
         environment |= {"LD_PRELOAD": found, "ASAN_OPTIONS": "detect_leaks=0"}
     # This build rounds products before it adds them; eager does not, and is out of reach at huge scores.
     scores = "ordinary scores" if name == PORTABLE else "any scores"
-    command = [sys.executable, "-c", RUN, str(Path(__file__).parent), str(library), scores]
+    command = [sys.executable, "-c", RUN, str(Path(__file__).parents[1]), str(library), scores]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.stdout == "done\n", done.stderr[-3000:]
