@@ -26,7 +26,7 @@ CLAIMS = [
         ["Enc(Rel)@all", "Enc(Loc)", "Enc(MW)", "Enc(AW)"],
     ),
     (
-        "the same, 1,000 updates",
+        "agreement, real text, 1,000 updates",
         "boundaries-mini",
         "sva-subset",
         ["Enc(MW)", "Enc(MW,Dim=8)", "Enc(AW)", "Enc(AW,Dim=8)", "Enc(AW,Dim=2)"],
