@@ -118,3 +118,6 @@ def test_impossible_searches_are_refused():
         Search(beam=2, n_best=3)
     with pytest.raises(ValueError, match="max_length=0"):
         Search(max_length=0)
+    for penalty in (1e30, float("nan")):
+        with pytest.raises(ValueError, match=r"length_penalty=.* is not between -10 and 10"):
+            Search(length_penalty=penalty)

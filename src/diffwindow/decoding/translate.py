@@ -18,6 +18,8 @@ from diffwindow.special_tokens import EOS
 
 # memory grows with the beam, and wider ones stop giving better translations long before
 MAX_BEAM = 1000
+# more, and the power of a long output's length overflows
+MAX_LENGTH_PENALTY = 10
 _SENTENCE_ENDS = (".", "!", "?", ";")
 
 
@@ -47,6 +49,9 @@ class Search:
             raise ValueError(f"n_best={self.n_best} is not between 1 and {most}")
         if self.beam > MAX_BEAM:
             raise ValueError(f"beam={self.beam:,} is above {MAX_BEAM:,}, the most that a search keeps open")
+        limit = MAX_LENGTH_PENALTY
+        if not -limit <= self.length_penalty <= limit:
+            raise ValueError(f"length_penalty={self.length_penalty} is not between -{limit} and {limit}")
         if self.temperature < 0:
             raise ValueError(f"temperature={self.temperature} is below 0, which is beam search")
         if self.max_length < 1:

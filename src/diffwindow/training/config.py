@@ -156,7 +156,7 @@ class SearchConfig(Section):
 
     beam: Count = 5
     """Hypotheses per sentence."""
-    length_penalty: float = 0.6
+    length_penalty: Annotated[float, Field(ge=-10.0, le=10.0)] = 0.6
     """Scores are log p / length^penalty."""
 
 
