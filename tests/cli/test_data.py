@@ -147,7 +147,10 @@ def test_ctrl_c_says_how_to_go_on(tmp_path):
     Tokenizer.train_bpe(["line of a long text that takes a while"], 280).save(tmp_path / "tokenizer.json")
     command = [sys.executable, "-m", "diffwindow", "prepare", "--text", "a.txt", "--out", "store"]
     command += ["--tokenizer", "tokenizer.json", "--workers", "2"]
+    # a background job of a shell ignores Ctrl-C, and so would what it starts
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=_absolute())
+    signal.signal(signal.SIGINT, before)
     deadline = time.monotonic() + 60
     while not (tmp_path / "store.partial/train.text.tokens").exists() and time.monotonic() < deadline:
         time.sleep(0.01)
