@@ -1,5 +1,6 @@
-"""Write the reference pages that the code knows by itself: settings, command line, notation."""
+"""Write the pages that the code knows by itself: settings, command line, notation, the live window."""
 
+import json
 import textwrap
 import types
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from diffwindow.models.classifier import ClassifierConfig
 from diffwindow.models.language_model import LanguageModelConfig
 from diffwindow.models.translator import TranslatorConfig
 from diffwindow.training import config
+from diffwindow.view.page import page_html
 
 SOURCES = Path(__file__).parents[1] / "src"
 # the page's heading, the section's prefix in an override, the class
@@ -39,6 +41,8 @@ def write_pages(folder: Path) -> None:
     pages = {"settings": settings_page(), "command-line": command_line_page(), "notation": notation_page()}
     for name, text in pages.items():
         (folder / "reference" / f"{name}.md").write_text(text, encoding="utf-8")
+    live = json.loads((folder / "assets/windows.json").read_text(encoding="utf-8"))
+    (folder / "assets/windows.html").write_text(page_html(live), encoding="utf-8")
 
 
 def table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
