@@ -1,7 +1,7 @@
 """The whole path at smoke scale: train, evaluate, report, on generated data in seconds."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from diffwindow.reproduce.bootstrap import gain_interval
 from diffwindow.reproduce.findings import findings
 from diffwindow.reproduce.job import OUTCOMES, RESULT, arguments_of, run
 from diffwindow.reproduce.report import FIGURE, JSON, PICTURES, REPORT, markdown, write_report
-from diffwindow.reproduce.runner import FinishedJob, done_before, jobs_of, make_stores
+from diffwindow.reproduce.runner import FinishedJob, done_before, jobs_of, make_stores, outcomes_by_column
 from diffwindow.reproduce.scales import scale_of
 from diffwindow.reproduce.speed import relative_speeds
 from diffwindow.reproduce.tables import table_of
@@ -122,6 +122,37 @@ def test_language_models_get_a_perplexity(tmp_path):
     assert json.loads((job.folder / RESULT).read_text(encoding="utf-8"))["value"] > 1.0
 
 
+def test_further_test_sets_have_sections_of_their_own(tmp_path):
+    (job,) = _jobs("table6", [], ["Global"], tmp_path)
+    # a corpus has some of the sets: here one that every corpus has stands for them
+    column = replace(job.column, also=("valid", "test2017"))
+    job = replace(job, column=column)
+    assert run(job) is None, (job.folder / "output.txt").read_text()
+    table = replace(table_of("table6"), columns=(column,))
+    found = findings(table, SMOKE, done_before([job]), "…")
+    test, further = found["columns"]
+    assert (test["column"], further["column"], further["title"]) == (
+        "lm",
+        "lm-valid",
+        "language modelling, valid",
+    )
+    # the figure of the validation set, which is that of the further set here, and not of the test set
+    assert (
+        further["rows"][0]["by_seed"]["1"]
+        == test["rows"][0]["valid"]["mean"]
+        != test["rows"][0]["ours"]["mean"]
+    )
+    assert test["rows"][0]["learning"]
+    assert not further["rows"][0]["learning"]
+    outcomes = outcomes_by_column(done_before([job]))
+    assert {name: by_run.keys() for name, by_run in outcomes.items()} == dict.fromkeys(
+        ("lm", "lm-valid"), {"Global/1": None}.keys()
+    )
+    nll, words = outcomes["lm-valid"]["Global/1"].sum(0)
+    assert further["rows"][0]["by_seed"]["1"] == pytest.approx(float(np.exp(nll / words)), rel=1e-6)
+    assert "## language modelling, valid: perplexity by word" in markdown(found)
+
+
 def test_a_run_goes_on_where_it_was_cut(tmp_path, monkeypatch):
     (whole,) = _jobs("table5", ["sst"], ["Enc(MW)"], tmp_path / "whole")
     (cut,) = _jobs("table5", ["sst"], ["Enc(MW)"], tmp_path / "cut")
@@ -169,7 +200,7 @@ def _outcome(job, value, problem=None):
 def _save_alike(job, term):
     """Store outcomes whose examples are all alike, so that the interval is that of the seeds."""
     job.folder.mkdir(parents=True)
-    save_outcomes(job.folder / OUTCOMES, {"terms": np.tile([term, 1.0], (8, 1))})
+    save_outcomes(job.folder / OUTCOMES, {job.column.split: np.tile([term, 1.0], (8, 1))})
 
 
 def test_the_report_says_what_agrees_and_what_failed(tmp_path):

@@ -14,7 +14,7 @@ import numpy as np
 from diffwindow.metrics.outcomes import FIGURES, Terms
 from diffwindow.reproduce.bootstrap import Interval, gain_interval
 from diffwindow.reproduce.job import Result, outcomes_of
-from diffwindow.reproduce.runner import FinishedJob
+from diffwindow.reproduce.runner import FinishedJob, with_further_tests
 from diffwindow.reproduce.scales import Scale
 from diffwindow.reproduce.statistics import Summary, Verdict, agreeing_pairs, difference, summary, verdict
 from diffwindow.reproduce.table import SHOWN, Column, Row, Table
@@ -41,26 +41,31 @@ def findings(
 
     Columns that nobody has run are left out, rows of the others are not.
     """
-    run = [column for column in table.columns if any(outcome.job.column == column for outcome in outcomes)]
+    everything = with_further_tests(outcomes)
+    columns = [one for column in table.columns for one in (column, *column.further)]
+    run = [column for column in columns if any(outcome.job.column == column for outcome in everything)]
     return {
         "table": table.name,
         "title": table.title,
         "scale": scale.name,
         "about": scale.about,
         "command": command,
-        "columns": [_column(table, column, scale, outcomes) for column in run],
+        "columns": [_column(table, column, everything) for column in run],
         "speeds": {row.label: speeds[row.key] for row in table.rows} if speeds else None,
         "problems": [f"{o.job.label}: {o.problem}" for o in outcomes if o.problem],
     }
 
 
-def _column(table: Table, column: Column, scale: Scale, outcomes: Sequence[FinishedJob]) -> Finding:
-    done = [outcome for outcome in outcomes if outcome.result and outcome.job.column == column]
+def _column(table: Table, column: Column, outcomes: Sequence[FinishedJob]) -> Finding:
+    ended = [outcome for outcome in outcomes if outcome.job.column == column]
+    done = [outcome for outcome in ended if outcome.result]
     results = {
         row.key: {o.job.seed: o.result for o in done if o.result and o.job.row == row} for row in table.rows
     }
+    # a further test set has the runs of another column, which shows how they learned
+    trained = done if column in table.columns else []
     learning = {
-        row.key: _learning(column, [o.job.folder for o in done if o.job.row == row]) for row in table.rows
+        row.key: _learning(column, [o.job.folder for o in trained if o.job.row == row]) for row in table.rows
     }
     terms = {
         row.key: {
@@ -72,7 +77,7 @@ def _column(table: Table, column: Column, scale: Scale, outcomes: Sequence[Finis
     rows = [_row(row, base, column, results, terms) | {"learning": learning[row.key]} for row in table.rows]
     ours = {row["key"]: row["ours"]["mean"] for row in rows if row["ours"]}
     paper = {row.key: row.paper[column.name] for row in table.rows if column.name in row.paper}
-    experiment = scale.experiment(column)
+    experiment = ended[0].job.experiment
     return {
         "column": column.name,
         "title": column.title,

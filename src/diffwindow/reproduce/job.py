@@ -54,7 +54,7 @@ def result_of(job: Job) -> Result | None:
 def outcomes_of(job: Job) -> Terms | None:
     """Read the outcome of each example of the split; None if the run is older than such files."""
     path = job.folder / OUTCOMES
-    return load_outcomes(path)["terms"] if path.is_file() else None
+    return load_outcomes(path).get(job.column.split) if path.is_file() else None
 
 
 def arguments_of(job: Job) -> tuple[str, ...]:
@@ -100,11 +100,15 @@ def _run(job: Job) -> Result:
     train(config, job.folder)
     trained = Trained.load(job.folder)
     search = Search(beam=config.search.beam, length_penalty=config.search.length_penalty)
-    task = trained.task(Run(job.folder, config).open_store())
-    splits = dict.fromkeys(("valid", job.column.split))
-    evaluations = {split: evaluate(trained, task, split, search) for split in splits}
+    store = Run(job.folder, config).open_store()
+    task = trained.task(store)
+    also = [split for split in job.column.also if split in store.splits]
+    evaluations = {
+        split: evaluate(trained, task, split, search)
+        for split in dict.fromkeys(("valid", job.column.split, *also))
+    }
     metrics = {split: found.metrics for split, found in evaluations.items()}
-    save_outcomes(job.folder / OUTCOMES, {"terms": evaluations[job.column.split].terms})
+    save_outcomes(job.folder / OUTCOMES, {split: found.terms for split, found in evaluations.items()})
     return {
         "label": job.row.label,
         "attention": job.row.attention,
@@ -115,6 +119,9 @@ def _run(job: Job) -> Result:
         "valid": figure(job.column, metrics["valid"]),
         "split": job.column.split,
         "metrics": metrics[job.column.split],
+        "also": {
+            split: {"value": figure(job.column, metrics[split]), "metrics": metrics[split]} for split in also
+        },
         "parameters": count_parameters(trained.model.config),
         "updates": config.train.max_updates,
         "updates_per_s": _speed(job.folder),

@@ -107,10 +107,23 @@ def make_stores(jobs: Sequence[Job], data: Path | None, *, progress: Progress = 
         make_store(experiment, store, data, progress=progress)
 
 
+def with_further_tests(outcomes: Sequence[FinishedJob]) -> list[FinishedJob]:
+    """Add each job once more for each further test set that its model was evaluated on."""
+    further = [
+        FinishedJob(replace(one.job, column=column), one.result | one.result["also"][column.split])
+        for one in outcomes
+        if one.result
+        for column in one.job.column.further
+        if column.split in one.result.get("also", {})
+    ]
+    return [*outcomes, *further]
+
+
 def outcomes_by_column(outcomes: Sequence[FinishedJob]) -> dict[str, dict[str, Terms]]:
     """Return what each test example added to the figures, by column, then by "row/seed"."""
     columns: dict[str, dict[str, Terms]] = {}
-    for job in sorted((o.job for o in outcomes if o.result), key=lambda job: (job.row.key, job.seed)):
+    jobs = [outcome.job for outcome in with_further_tests(outcomes) if outcome.result]
+    for job in sorted(jobs, key=lambda job: (job.row.key, job.seed)):
         if (terms := outcomes_of(job)) is not None:
             columns.setdefault(job.column.name, {})[f"{job.row.key}/{job.seed}"] = terms
     return columns

@@ -9,7 +9,6 @@ from typing import Literal, TypeVar
 T = TypeVar("T")
 PLAIN = "Global"
 Metric = Literal["bleu", "accuracy", "perplexity"]
-Split = Literal["valid", "test"]
 # how a metric is printed, and whether more is better
 SHOWN: dict[Metric, tuple[str, bool]] = {
     "bleu": ("BLEU", True),
@@ -47,13 +46,23 @@ class Row:
 class Column:
     """A corpus and the metric of its test set; `name` is a key of each scale.
 
-    A column for choosing hyperparameters has the split "valid"; its rows never read the test set.
+    A column for choosing hyperparameters has the split "valid"; its rows never read the test set. `also` are
+    further test sets, where a corpus has them: the same models are evaluated on each.
     """
 
     name: str
     title: str
     metric: Metric
-    split: Split = "test"
+    split: str = "test"
+    also: tuple[str, ...] = ()
+
+    @property
+    def further(self) -> tuple[Column, ...]:
+        """The columns of the further test sets."""
+        return tuple(
+            replace(self, name=f"{self.name}-{split}", title=f"{self.title}, {split}", split=split, also=())
+            for split in self.also
+        )
 
 
 @dataclass(frozen=True)
@@ -85,8 +94,9 @@ def _pick(what: str, known: dict[str, T], names: Sequence[str]) -> list[T]:
     return [value for name, value in known.items() if not names or name in names]
 
 
-EN_DE = Column("en-de", "English-German", "bleu")
-EN_FR = Column("en-fr", "English-French", "bleu")
+MULTI30K_TESTS = ("test2017", "mscoco")
+EN_DE = Column("en-de", "English-German", "bleu", also=MULTI30K_TESTS)
+EN_FR = Column("en-fr", "English-French", "bleu", also=MULTI30K_TESTS)
 SST = Column("sst", "SST-2", "accuracy")
 IMDB = Column("imdb", "IMDB", "accuracy")
 SVA = Column("sva", "subject-verb agreement", "accuracy")
