@@ -1,0 +1,73 @@
+"""Time updates of trained models against those of the first, in turns, in one run.
+
+What a `window_tolerance` saves depends on the windows that a model has learned, so runs are timed as they
+are: from the final model, on batches of their own training data. Nothing is written.
+
+    diffwindow reproduce long-text --data DIR --out reproduced
+    python benchmarks/updates.py reproduced/runs/mini/lm-long/*/seed1 [--seconds 60] [--threads 1]
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from diffwindow.data.batching import TokenBatches
+from diffwindow.tasks.trained_model import Trained
+from diffwindow.training.batch_loader import BatchLoader
+from diffwindow.training.distributed import World
+from diffwindow.training.run_folder import Run
+from diffwindow.training.updater import Updater
+
+
+def make_update(folder: Path, *, batches: int = 4) -> Callable[[], None]:
+    """Return a function that makes an update of a run's model, each time with the next of some batches."""
+    run, trained, world = Run.open(folder), Trained.load(folder), World()
+    config = run.config.train
+    task = run.task(run.open_store())
+    sampler = TokenBatches(
+        task.lengths("train"), max_tokens=config.max_tokens, max_rows=config.max_rows, seed=config.seed
+    )
+    with BatchLoader(task, sampler, world, config.accumulate) as loader:
+        works = [next(loader) for _ in range(batches)]
+    updater = Updater(task, trained.model.train(), config, world)
+    made = 0
+
+    def update() -> None:
+        nonlocal made
+        updater(config.max_updates + made, works[made % batches], measure=False)
+        made += 1
+
+    return update
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument(
+        "runs", type=Path, nargs="+", help="run folders; the others are compared with the first"
+    )
+    parser.add_argument("--seconds", type=float, default=60.0, help="about how long to measure")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    updates = {run: make_update(run) for run in options.runs}
+    times: dict[Path, list[float]] = {run: [] for run in updates}
+    for update in updates.values():
+        update()
+    end = time.perf_counter() + options.seconds
+    while time.perf_counter() < end or len(times[options.runs[0]]) < 3:
+        for run, update in updates.items():
+            start = time.perf_counter()
+            update()
+            times[run].append(time.perf_counter() - start)
+    first = statistics.median(times[options.runs[0]])
+    for run, kept in times.items():
+        seconds = statistics.median(kept)
+        print(f"{seconds * 1e3:>9.1f} ms an update  {seconds / first:>6.2f}  {run}  (of {len(kept)})")
+
+
+if __name__ == "__main__":
+    main()
