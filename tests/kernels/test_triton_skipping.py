@@ -9,6 +9,8 @@ from samples.configurations import Configuration, call, check, leaves, tensors
 from samples.dropout import check_given_the_mask
 
 pytest.importorskip("diffwindow.kernels.triton_launch", reason="triton is not installed")
+from triton.runtime import interpreter
+
 from diffwindow.kernels import triton_blocks
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU runs them instead, see test_gpu.py")
@@ -109,13 +111,17 @@ def test_windows_that_jump_between_tiles(kind):
         assert (ours - true).abs().max() <= allowed, place
 
 
-@pytest.mark.parametrize("kind", ["multiplicative", "normalised"])
-def test_values_of_tiles_outside_the_window_are_not_read(kind):
-    # All windows lie in the second of three tiles. NaN elsewhere would reach the output if it were read; a
-    # normalised window does not read the keys of scores there either.
+# All of these windows lie in the second of three tiles of 16 keys.
+IN_ONE_TILE = [(18, 25), (20, 30)] * 10
+
+
+@pytest.mark.parametrize(
+    ("kind", "hidden"), [("multiplicative", [2]), ("additive", [8]), ("normalised", [1, 2])]
+)
+def test_what_a_window_does_not_reach_is_not_read(kind, hidden):
+    # NaN in the values, the local keys, or the keys and values of other tiles would show if it were read.
     assert triton_blocks.INTERPRETED.forward.keys == 16
-    inputs = pointing(kind, [(18, 25), (20, 30)] * 10)
-    hidden = [2] if kind == "multiplicative" else [1, 2]
+    inputs = pointing(kind, IN_ONE_TILE)
     results = []
     for filling in (0.0, math.nan):
         filled = [x.detach().clone() for x in inputs]
@@ -127,6 +133,27 @@ def test_values_of_tiles_outside_the_window_are_not_read(kind):
         results.append([out, *torch.autograd.grad(out.square().sum(), filled)])
     for clean, found in zip(*results, strict=True):
         assert torch.equal(found, clean)
+
+
+@pytest.mark.parametrize("places", [IN_ONE_TILE, JUMPING[:20]], ids=["one tile", "every tile"])
+def test_local_products_are_skipped_where_no_window_reaches(places, monkeypatch):
+    shapes = []
+    multiply = interpreter.InterpreterBuilder.create_dot
+
+    def create_dot(self, a, b, *arguments):
+        shapes.append((*a.data.shape, *b.data.shape))
+        return multiply(self, a, b, *arguments)
+
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)
+    inputs = pointing("additive", places, keys=48)
+    for place in (0, 1, 7, 8):
+        inputs[place] = torch.ones(1, 1, inputs[place].shape[2], 128, requires_grad=True)
+    out = call(inputs, impl="triton", window_tolerance=0.1)
+    torch.autograd.grad(out.sum(), inputs)
+    # Each tile has its score in forward, in both sweeps over keys and in the sweep over queries, and the
+    # gradients of queries and keys; if it is reached, the same again for the local score.
+    reached = 1 if places == IN_ONE_TILE else 3
+    assert sum(128 in shape for shape in shapes) == 6 * 3 + 6 * reached
 
 
 @pytest.mark.parametrize("normalize", [False, True])

@@ -12,8 +12,8 @@ Per row, with dA = dO Vᵀ times what dropout kept, and M = F_l G_r + F_r G_l:
   the softmax takes off Σ φ_l dφ_l = Σ dM M, as M is linear in φ_l. The right boundary is the mirror image.
 With a normalised window A = P M, where P has the sum of A as its divisor: dS = A (dA − D), dM = P (dA − D).
 Where M is cut to 0, dM is 0. Where that is so all over a tile, only φ and its gradient are computed, and:
-multiplicative scores, of which dS = −P D is left. Additive tiles are not skipped: the local score is all that
-they would save, and the registers for both cases cost more.
+multiplicative scores, of which dS = −P D is left; additive scores and dA, but neither the local score nor its
+gradients.
 """
 
 from typing import Any, NamedTuple
@@ -162,33 +162,46 @@ def boundary_gradients(
 
 
 @triton.jit
-def far_gradients(phi_left, phi_right, carry, totals, how: tl.constexpr):
-    """Return the gradients of both boundaries' logits over a tile that the window does not reach."""
+def near_gradients(
+    p, place, queries, keys, visible, grad, norms, totals, phi_left, phi_right, carry, how: tl.constexpr
+):  # fmt: skip
+    """Return what `differentiate` does, but for the steps of F, over a tile that the window reaches."""
+    window, sums_left, sums_right = tile_window(p, phi_left, phi_right, carry, how)
+    x, local = weight_logits(p, place, queries, keys, visible, window, how, reached=True)
+    weights = normalise(x, norms)
+    dweights, kept = weight_gradients(p, place, queries, keys, grad, how)
+    ds, dm = score_gradients(weights, local, window, dweights, totals.delta, how)
+    met = weights * kept
+    if not how.additive:
+        met *= window
+    dleft, dright, scan_left, scan_right = boundary_gradients(
+        p, phi_left, phi_right, sums_left, sums_right, carry, totals, dm, how
+    )
+    return met, ds, ds * window, dleft, dright, scan_left, scan_right
+
+
+@triton.jit
+def far_gradients(
+    p, place, queries, keys, visible, grad, norms, totals, phi_left, phi_right, carry, how: tl.constexpr
+):  # fmt: skip
+    """Return what `near_gradients` does over a tile that the window does not reach."""
+    zeros = tl.zeros_like(phi_left)
+    met, ds = zeros, zeros
+    if not how.normalize:
+        x, _ = weight_logits(p, place, queries, keys, visible, zeros, how, reached=False)
+        weights = normalise(x, norms)
+        if how.additive:
+            dweights, kept = weight_gradients(p, place, queries, keys, grad, how)
+            ds = weights * (dweights - totals.delta[:, None])
+            met = weights * kept
+        else:
+            ds = weights * -totals.delta[:, None]
     slope_left, slope_right = carry.scan_left, carry.scan_right
     if how.segments != "long":
         slope_left += totals.left
         slope_right += totals.right
-    return phi_left * slope_left[:, None], phi_right * slope_right[:, None]
-
-
-@triton.jit
-def weight_and_score_gradients(
-    p, place, queries, keys, visible, grad, norms, delta, window, reached, how: tl.constexpr
-):  # fmt: skip
-    """Return the gradients of a tile's scores and of its window, and the weights as they met the values."""
-    x, local = weight_logits(p, place, queries, keys, visible, window, reached, how)
-    weights = normalise(x, norms)
-    if reached:
-        dweights, kept = weight_gradients(p, place, queries, keys, grad, how)
-        ds, dm = score_gradients(weights, local, window, dweights, delta, how)
-        met = weights * kept
-        if not how.additive:
-            met *= window
-    else:
-        ds = weights * -delta[:, None]
-        dm = tl.zeros_like(ds)
-        met = tl.zeros_like(ds)
-    return ds, dm, met
+    still = tl.zeros_like(carry.scan_left)
+    return met, ds, zeros, phi_left * slope_left[:, None], phi_right * slope_right[:, None], still, still
 
 
 @triton.jit
@@ -197,28 +210,22 @@ def differentiate(p, place, queries, keys, grad, norms, totals, carry, how: tl.c
 
     The gradients are those of the scores, the local scores, and the left and right boundaries' logits; the
     steps are those of F and of the prefix sums, left and right. The last result says whether the window
-    reaches the tile: the weights are 0 otherwise, and with a normalised window the gradients of scores too.
+    reaches the tile. Otherwise the gradients of local scores are 0, without local scores the weights, and
+    with a normalised window the gradients of scores too.
     """
     visible, keys = look(p, place, queries, keys, how)
     phi_left, phi_right = boundaries(p, place, queries, keys, visible, norms, how)
-    reached = True
-    if not how.additive:
-        reached = is_reached(p, phi_left, phi_right, carry, how)
-    window, sums_left, sums_right = tile_window(p, phi_left, phi_right, carry, reached, how)
-    ds, dm, met = window, window, window
-    if reached or not how.normalize:
-        ds, dm, met = weight_and_score_gradients(
-            p, place, queries, keys, visible, grad, norms, totals.delta, window, reached, how
-        )
+    reached = is_reached(p, phi_left, phi_right, carry, how)
     if reached:
-        dleft, dright, scan_left, scan_right = boundary_gradients(
-            p, phi_left, phi_right, sums_left, sums_right, carry, totals, dm, how
+        met, ds, dlocal, dleft, dright, scan_left, scan_right = near_gradients(
+            p, place, queries, keys, visible, grad, norms, totals, phi_left, phi_right, carry, how
         )
     else:
-        dleft, dright = far_gradients(phi_left, phi_right, carry, totals, how)
-        scan_left, scan_right = tl.zeros_like(carry.scan_left), tl.zeros_like(carry.scan_right)
+        met, ds, dlocal, dleft, dright, scan_left, scan_right = far_gradients(
+            p, place, queries, keys, visible, grad, norms, totals, phi_left, phi_right, carry, how
+        )
     steps = (tl.sum(phi_left, 1), tl.sum(phi_right, 1), scan_left, scan_right)
-    return keys, met, (ds, ds * window, dleft, dright), steps, reached
+    return keys, met, (ds, dlocal, dleft, dright), steps, reached
 
 
 @triton.jit
@@ -242,15 +249,10 @@ def find_totals(p, place, queries, grad, norms, tiles, how: tl.constexpr):
                 mass_left, mass_right = segment_masses(p, place, queries, tile, norms, how)
         phi_left, phi_right = boundaries(p, place, queries, keys, visible, norms, how)
         prefix = Prefix(before_left, before_right, mass_left, mass_right)
-        reached = True
-        if not how.additive:
-            reached = is_reached(p, phi_left, phi_right, prefix, how)
-        window, sums_left, sums_right = tile_window(p, phi_left, phi_right, prefix, reached, how)
-        if how.segments != "long":
-            before_left += tl.sum(phi_left, 1)
-            before_right += tl.sum(phi_right, 1)
+        reached = is_reached(p, phi_left, phi_right, prefix, how)
         if reached:
-            x, local = weight_logits(p, place, queries, keys, visible, window, reached, how)
+            window, sums_left, sums_right = tile_window(p, phi_left, phi_right, prefix, how)
+            x, local = weight_logits(p, place, queries, keys, visible, window, how, reached=True)
             weights = normalise(x, norms)
             dweights, _ = weight_gradients(p, place, queries, keys, grad, how)
             if how.additive:
@@ -266,6 +268,14 @@ def find_totals(p, place, queries, grad, norms, tiles, how: tl.constexpr):
             moment += tl.sum(share * window, 1)
             moment_left += tl.sum(share * sums_right[1], 1)
             moment_right += tl.sum(share * sums_left[1], 1)
+        elif how.additive:
+            zero = tl.zeros_like(phi_left)
+            x, _ = weight_logits(p, place, queries, keys, visible, zero, how, reached=False)
+            dweights, _ = weight_gradients(p, place, queries, keys, grad, how)
+            delta += tl.sum(normalise(x, norms) * dweights, 1)
+        if how.segments != "long":
+            before_left += tl.sum(phi_left, 1)
+            before_right += tl.sum(phi_right, 1)
     if how.normalize:
         delta = moment
     if how.additive or how.normalize:
@@ -284,14 +294,14 @@ def segment_window_gradient(
         window -= left[1] * right[1]
     window = cut_window(p, window, how)
     reached = True
-    if how.cut and not how.additive:
+    if how.cut:
         reached = tl.max(tl.where(window == 0.0, 0, 1), 0) > 0
     total = tl.zeros([how.rows], tl.float32)
     if reached:
         for part in range(tile, tile + p.shape.tiles_per_stride):
             keys = tile_keys(p, place, part, how)
             visible, keys = look(p, place, queries, keys, how)
-            x, local = weight_logits(p, place, queries, keys, visible, window[:, None], reached, how)
+            x, local = weight_logits(p, place, queries, keys, visible, window[:, None], how, reached=True)
             weights = normalise(x, norms)
             dweights, _ = weight_gradients(p, place, queries, keys, grad, how)
             _, dm = score_gradients(weights, local, window[:, None], dweights, delta, how)
@@ -374,7 +384,7 @@ def query_kernel(
         if reached or not how.normalize:
             k = load_keys(p.score.k, place, keys, how.score)
             sum_score += product(narrow(gradients[0], k.dtype, how), k, how)
-        if how.additive:
+        if how.additive and reached:
             k_local = load_keys(p.local.k, place, keys, how.local)
             sum_local += product(narrow(gradients[1], k_local.dtype, how), k_local, how)
         k_left = load_keys(p.left.k, place, keys, how.left)
@@ -439,11 +449,11 @@ def key_kernel(
         _, met, gradients, _, reached = differentiate(
             p, place, queries, keys, grad, norms, totals, carry, how
         )
-        if reached:
+        if how.additive or reached:
             sum_value += product(tl.trans(narrow(met, grad.dtype, how)), grad, how)
         if reached or not how.normalize:
             sum_score += product(tl.trans(narrow(gradients[0], grad.dtype, how)), queries.score, how)
-        if how.additive:
+        if how.additive and reached:
             sum_local += product(tl.trans(narrow(gradients[1], grad.dtype, how)), queries.local, how)
         sum_left += product(tl.trans(narrow(gradients[2], grad.dtype, how)), queries.left, how)
         sum_right += product(tl.trans(narrow(gradients[3], grad.dtype, how)), queries.right, how)

@@ -2,7 +2,8 @@
 
 The first sweep points: it finds the softmax normalisers of both boundaries. The second builds the window from
 left to right with the boundaries' prefix sums carried along, weighs, and gathers the values. Where the window
-is below its threshold all over a tile, it does not load values; a normalised window not even scores.
+is below its threshold all over a tile, it does not load values, or local keys if the window is additive; a
+normalised window skips scores as well.
 """
 
 import triton
@@ -52,7 +53,7 @@ def point(p, place, queries, tiles, how: tl.constexpr):
 @triton.jit
 def weigh(p, place, queries, keys, visible, window, reached, top, total, gathered, how: tl.constexpr):
     """Add a tile to the softmax and to the weighted sum of values of each row."""
-    x, _ = weight_logits(p, place, queries, keys, visible, window, reached, how)
+    x, _ = weight_logits(p, place, queries, keys, visible, window, how, reached)
     peak = x
     if how.normalize:
         peak += tl.log2(tl.where(window == 0.0, 1.0, window))
@@ -100,7 +101,9 @@ def forward_kernel(p, out, statistics, how: tl.constexpr):
         phi_left, phi_right = boundaries(p, place, queries, keys, visible, norms, how)
         prefix = Prefix(before_left, before_right, mass_left, mass_right)
         reached = is_reached(p, phi_left, phi_right, prefix, how)
-        window, _, _ = tile_window(p, phi_left, phi_right, prefix, reached, how)
+        window = tl.zeros_like(phi_left)
+        if reached:
+            window, _, _ = tile_window(p, phi_left, phi_right, prefix, how)
         if how.segments != "long":
             before_left += tl.sum(phi_left, 1)
             before_right += tl.sum(phi_right, 1)

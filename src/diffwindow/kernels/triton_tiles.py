@@ -318,7 +318,7 @@ def segment_masses(p, place, queries, tile, norms, how: tl.constexpr):
 
 
 @triton.jit
-def weight_logits(p, place, queries, keys, visible, window, reached, how: tl.constexpr):
+def weight_logits(p, place, queries, keys, visible, window, how: tl.constexpr, reached):
     """Return the logits of the weights of a tile, and of these the local scores (additive only).
 
     Outside of the window local scores count as 0. A normalised window hides the keys with M = 0.
@@ -427,14 +427,11 @@ def compose_window(p, phi_left, phi_right, f_left, g_left, f_right, g_right, how
 
 
 @triton.jit
-def tile_window(p, phi_left, phi_right, prefix, reached, how: tl.constexpr):
-    """Return M over a tile, and F and G of the left and the right boundary; all 0 unless it is reached."""
-    window = tl.zeros_like(phi_left)
-    f_left, g_left, f_right, g_right = window, window, window, window
-    if reached:
-        f_left, g_left = boundary_sums(p, phi_left, prefix.before_left, prefix.mass_left, how)
-        f_right, g_right = boundary_sums(p, phi_right, prefix.before_right, prefix.mass_right, how)
-        window = compose_window(p, phi_left, phi_right, f_left, g_left, f_right, g_right, how)
+def tile_window(p, phi_left, phi_right, prefix, how: tl.constexpr):
+    """Return M over a tile, and F and G of the left and the right boundary."""
+    f_left, g_left = boundary_sums(p, phi_left, prefix.before_left, prefix.mass_left, how)
+    f_right, g_right = boundary_sums(p, phi_right, prefix.before_right, prefix.mass_right, how)
+    window = compose_window(p, phi_left, phi_right, f_left, g_left, f_right, g_right, how)
     return window, (f_left, g_left), (f_right, g_right)
 
 
