@@ -46,6 +46,9 @@ def test_the_output_of_any_system(run, raw):
     assert metrics["bleu_tokenized"]["signature"].startswith("moses:fr,")
     _, out, _ = run("evaluate", *files)
     assert "target language unknown: no BLEU on Moses tokens; name it with --target-lang" in out
+    piped = ("--hypothesis", "-", "--reference", raw / "val.fr")
+    code, out, _ = run("evaluate", *piped, "--target-lang", "fr", "--json", typed=FRENCH)
+    assert (code, json.loads(out)["metrics"]) == (0, metrics)
 
 
 @pytest.mark.parametrize(("words", "sentence"), [
@@ -53,6 +56,8 @@ def test_the_output_of_any_system(run, raw):
     (("--hypothesis", "train.fr"), "--hypothesis goes with --reference"),
     (("--hypothesis", "train.fr", "--reference", "short.fr"), "has 2 lines and short.fr has 1"),
     (("--hypothesis", "train.fr", "--reference", "val.fr", "--target-lang", "French"), "'French' of the"),
+    (("--hypothesis", "-", "--reference", "-"), "are both -, which is stdin; give a file for one"),
+    ((".", "--text", "-"), "--text - is stdin, but a test set is read more than once; save it to a file"),
     ((".", "--source", "train.en"), "--source and --reference go together"),
     ((".", "--text", "train.en", "--labels", "train.en"), "--labels and --text are two test sets; give one"),
 ])  # fmt: skip

@@ -13,6 +13,7 @@ import typer
 
 from diffwindow.cli.data import File, LabelColumn, TextColumn
 from diffwindow.cli.errors import check_folder, interruptible
+from diffwindow.cli.lines import STANDARD, file_or_dash, input_lines
 
 if TYPE_CHECKING:
     from diffwindow.data.store import Store
@@ -42,7 +43,12 @@ def evaluate(
     labels: Annotated[File, typer.Option(help="New labelled text: .tsv, .csv or JSON lines.")] = None,
     text: Annotated[File, typer.Option(help="New text for a language model.")] = None,
     hypothesis: Annotated[
-        File, typer.Option(help="Translations by any system, with --reference and without a run.")
+        File,
+        typer.Option(
+            parser=file_or_dash,
+            metavar="FILE",
+            help="Translations by any system, with --reference and without a run; - is stdin.",
+        ),
     ] = None,
     target_lang: Annotated[
         str | None, typer.Option(help="Language of the translations, if the corpus does not know it.")
@@ -75,6 +81,9 @@ def evaluate(
     chosen = [name for name, path in given.items() if path]
     if len(chosen) > 1:
         raise ValueError(f"{' and '.join(chosen)} are two test sets; give one")
+    for name, path in {**given, "--reference": reference}.items():
+        if path == STANDARD:
+            raise ValueError(f"{name} - is stdin, but a test set is read more than once; save it to a file")
     for folder in (run, against) if against else (run,):
         check_folder(folder)
     from diffwindow.cli.scores import as_text
@@ -144,14 +153,18 @@ def evaluate(
 def _score_files(hypothesis: Path, reference: Path, language: str | None, *, as_json: bool) -> None:
     """Score the translations of any system against references, line by line."""
     from diffwindow.cli.scores import metric_lines
-    from diffwindow.data.lines import Audit, text_lines
     from diffwindow.data.recipe import check_language
     from diffwindow.evaluation.evaluate import score_texts
     from diffwindow.files import to_json
 
     if language:
         check_language(language, "target")
-    texts = [[line for _, line in text_lines(path, Audit())] for path in (hypothesis, reference)]
+    if hypothesis == reference == STANDARD:
+        raise ValueError("--hypothesis and --reference are both -, which is stdin; give a file for one")
+    texts = []
+    for path in (hypothesis, reference):
+        with input_lines(path) as content:
+            texts.append(list(content))
     if not texts[0] or len(texts[0]) != len(texts[1]):
         raise ValueError(
             f"{hypothesis} has {len(texts[0]):,} lines and {reference} has {len(texts[1]):,}; "

@@ -6,28 +6,54 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import IO, Annotated
 
 import typer
 
+from diffwindow.cli.errors import interruptible
+
+# the name that stands for stdin or stdout
+STANDARD = Path("-")
+
+
+def file_or_dash(text: str) -> Path:
+    """Return a path, `STANDARD` for `-` alone: `./-` is a file of that name.
+
+    >>> file_or_dash("-") == STANDARD, file_or_dash("./-") == STANDARD
+    (True, False)
+    """
+    path = Path(text)
+    return path.absolute() if path == STANDARD and text != "-" else path
+
+
 # lines sorted by length together; their results appear when all are done
 CHUNK = 1000
-InputFile = Annotated[Path | None, typer.Option(help="Text, one line each; stdin by default.")]
+InputFile = Annotated[
+    Path | None,
+    typer.Option(
+        parser=file_or_dash, metavar="FILE", help="Text, one line each; - is stdin, and the default."
+    ),
+]
 OutputFile = Annotated[
-    Path | None, typer.Option(help="Where to write, whole or not at all; stdout by default.")
+    Path | None,
+    typer.Option(
+        parser=file_or_dash,
+        metavar="FILE",
+        help="Where to write, whole or not at all; - is stdout, and the default.",
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON lines.")]
 
 
 @contextmanager
 def input_lines(path: Path | None) -> Iterator[Iterator[str]]:
-    """Open a file, which may be compressed, or stdin, as lines of text."""
+    """Open a file, which may be compressed, or stdin (`-` or None), as lines of text."""
     from diffwindow.data.lines import unpacked
 
-    if path is not None:
+    if path is not None and path != STANDARD:
         with path.open("rb") as source:
             yield _decoded(unpacked(path, source), str(path))
         return
@@ -38,16 +64,22 @@ def input_lines(path: Path | None) -> Iterator[Iterator[str]]:
 
 @contextmanager
 def output_stream(path: Path | None) -> Iterator[IO[str]]:
-    """Open a file that appears when all is written, or stdout."""
+    """Open a file that appears when all is written, or stdout (`-` or None)."""
     from diffwindow.files import replacing
 
-    if path is not None:
+    if path is not None and path != STANDARD:
         with replacing(path, follow_link=True) as temporary, temporary.open("w", encoding="utf-8") as target:
             yield target
         return
     if sys.stdout is None:
         raise ValueError("stdout is closed; give a file with --output")
     yield sys.stdout
+
+
+def interruptible_output(path: Path | None) -> AbstractContextManager[None]:
+    """On Ctrl-C, print what became of the output and exit with 130."""
+    written = path is None or path == STANDARD
+    return interruptible("the lines above are done" if written else f"{path} was not written")
 
 
 def chunks(lines: Iterator[str], size: int = CHUNK) -> Iterator[list[str]]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 
 from diffwindow.cli.evaluate import Device, RunFolder
-from diffwindow.cli.lines import AsJson, InputFile, OutputFile, one_cell, stream
+from diffwindow.cli.lines import AsJson, InputFile, OutputFile, interruptible_output, one_cell, stream
 
 
 def predict(
@@ -20,7 +20,6 @@ def predict(
 
     Columns are separated by tabs: label, then label=probability for each label.
     """
-    from diffwindow.cli.errors import interruptible
     from diffwindow.files import to_json
     from diffwindow.inference.model import Prediction, load
 
@@ -37,5 +36,5 @@ def predict(
     def work(texts: list[str]) -> Iterator[str]:
         return map(shown, model.classify(texts))
 
-    with interruptible(f"{output} was not written" if output else "the lines above are done"):
+    with interruptible_output(output):
         stream(input, output, work)

@@ -18,7 +18,9 @@ from diffwindow.cli.lines import (
     Speed,
     chunks,
     columns,
+    file_or_dash,
     input_lines,
+    interruptible_output,
     one_cell,
     stream,
 )
@@ -35,7 +37,11 @@ def score(
     output: OutputFile = None,
     pairs: Annotated[
         Path | None,
-        typer.Option(metavar="TSV", help="Good and bad sentence per line: how often is the good likelier?"),
+        typer.Option(
+            parser=file_or_dash,
+            metavar="TSV",
+            help="Good and bad sentence per line, - is stdin: how often is the good likelier?",
+        ),
     ] = None,
     tokens: Annotated[bool, typer.Option("--tokens", help="Add a column with log p of each token.")] = False,
     as_json: AsJson = False,
@@ -46,7 +52,6 @@ def score(
     A language model reads sentences. A translator reads source and target with a tab between, and scores the
     target; in --pairs the source comes first. Several translators score as an ensemble.
     """
-    from diffwindow.cli.errors import interruptible
     from diffwindow.files import to_json
     from diffwindow.inference.model import load
     from diffwindow.models.translator import Translator
@@ -70,7 +75,7 @@ def score(
         items = [_item(line, number, translates=translates) for line, number in zip(lines, numbers)]  # noqa: B905
         return map(shown, model.score(items))
 
-    with interruptible(f"{output} was not written" if output else "the lines above are done"):
+    with interruptible_output(output):
         if pairs is None:
             stream(input, output, work)
             return

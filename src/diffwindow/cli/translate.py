@@ -13,7 +13,16 @@ from typing import IO, TYPE_CHECKING, Annotated
 import typer
 
 from diffwindow.cli.evaluate import Beam, Device, LengthPenalty
-from diffwindow.cli.lines import CHUNK, InputFile, OutputFile, Speed, input_lines, one_line, output_stream
+from diffwindow.cli.lines import (
+    CHUNK,
+    InputFile,
+    OutputFile,
+    Speed,
+    input_lines,
+    interruptible_output,
+    one_line,
+    output_stream,
+)
 
 if TYPE_CHECKING:
     from diffwindow.decoding.translate import Search
@@ -56,14 +65,13 @@ def translate(
 
     Several processes share the work: torchrun --nproc-per-node 2 -m diffwindow translate …
     """
-    from diffwindow.cli.errors import interruptible
     from diffwindow.decoding.search import Constraints
     from diffwindow.inference.model import load
     from diffwindow.sharing import sharing
     from diffwindow.training.distributed import connected
 
     with (
-        interruptible(f"{output} was not written" if output else "the lines above are done"),
+        interruptible_output(output),
         connected("cpu") as world,
         sharing(),
         ExitStack() as stack,
