@@ -107,10 +107,18 @@ def test_statistics_of_a_split_and_of_a_file(run, folders, tmp_path):
         (("a text", "--out", "page.txt"), "page.txt does not end in .html"),
         (("a text", "--png", "a.pdf"), "a.pdf does not end in .png"),
         (("a text", "--head", "0", "--png", "a.png"), "--head 0 is not a number from 1, mean, or all"),
-        (("a text", "--head", "9", "--png", "a.png"), "is not one of the 2 heads"),
+        (
+            ("a text", "--head", "9", "--png", "a.png"),
+            "--head 9: the layer has 2 heads; give 1 to 2, mean or all",
+        ),
+        (("a text", "--head", "3", "--png", "a.png"), "--head 3: the layer has 2 heads"),
+        (
+            ("a text", "--layer", "3", "--png", "a.png"),
+            "--layer 3: the model has 2 layers; give 1 to 2",
+        ),
         (
             ("a text", "--role", "Cr", "--png", "a.png"),
-            "there is no layer of Cr; this trace has Enc 1, Enc 2",
+            "--role Cr: the model has no such attention; give Enc",
         ),
         ((" ",), "there is no word in the text"),
         (("--row", "3"), "give one with --data DIR"),
@@ -124,6 +132,11 @@ def test_mistakes_are_one_sentence_and_write_nothing(run, tmp_path, arguments, r
     assert reason in error
     assert error.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_layers_of_a_role_are_counted(run):
+    error = run("translator", "my lamp", "--role", "Enc", "--layer", "2", "--png", "a.png")[2]
+    assert error == "diffwindow: --layer 2: Enc has 1 layer; give 1\n"
 
 
 def test_a_run_without_checkpoints_is_told(run):

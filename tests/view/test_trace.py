@@ -62,6 +62,8 @@ def test_an_unknown_layer_or_head_is_told():
         small_trace().figure("Enc", 7)
     with pytest.raises(ValueError, match="head=5 is not one of the 2 heads"):
         small_trace().figure(head=5)
+    with pytest.raises(ValueError, match=r"the other model lacks .* there is no layer Enc 2"):
+        small_trace().figure("Enc", 2, against=small_trace(layers=1))
 
 
 def test_models_that_tokenise_differently_have_no_common_figure():

@@ -127,6 +127,24 @@ def _head(text: str) -> Head:
     return int(text) - 1
 
 
+def _check_place(trace: AttentionTrace, role: str | None, layer: int | None, head: Head) -> None:
+    """Raise if the model lacks the role, layer or head; count layers and heads from 1, as the options do."""
+    from diffwindow.view.panels import choose_layer
+
+    if role is not None and role not in trace.roles:
+        raise ValueError(f"--role {role}: the model has no such attention; give {' or '.join(trace.roles)}")
+    layers = max(maps.layer for maps in trace.layers if role in (None, maps.role))
+    if layer is not None and layer > layers:
+        raise ValueError(f"--layer {layer}: {role or 'the model'} has {_choices(layers, 'layer')}")
+    heads = len(choose_layer(trace, role, layer).weights)
+    if isinstance(head, int) and head >= heads:
+        raise ValueError(f"--head {head + 1}: the layer has {_choices(heads, 'head')}, mean or all")
+
+
+def _choices(count: int, noun: str) -> str:
+    return f"1 {noun}; give 1" if count == 1 else f"{count} {noun}s; give 1 to {count}"
+
+
 def _example(
     trained: Trained,
     run: Path,
@@ -174,6 +192,8 @@ def _write(
 
     trace = trace_example(trained, example)
     against = None if other is None else trace_example(other, for_other(example, trained, other))
+    if figures:
+        _check_place(trace, *place)
     for path in figures:
         trace.draw(path, *place, against=against)
         print(path)

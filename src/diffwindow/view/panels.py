@@ -23,7 +23,10 @@ def trace_figure(
 ) -> Figure:
     """Draw the window and the attention of a layer, and the attention of another model's layer."""
     maps = choose_layer(trace, role, layer)
-    other = None if against is None else against[maps.role, maps.layer]
+    try:
+        other = None if against is None else against[maps.role, maps.layer]
+    except KeyError as error:
+        raise ValueError(f"the other model lacks the layer of the figure: {error.args[0]}") from None
     if other is not None and other.weights.shape[1:] != maps.weights.shape[1:]:
         shapes = [f"{one.weights.shape[1]} by {one.weights.shape[2]}" for one in (maps, other)]
         raise ValueError(f"the two models read {' and '.join(shapes)} tokens; they need the same tokenizer")
