@@ -29,7 +29,7 @@ from transformers import (
 )
 
 from diffwindow.hf import add_windows, windows_of
-from diffwindow.models.added_window import AddedWindow
+from diffwindow.models.window_adapter import AddedWindow
 
 VOCABULARY, PAD, MASK, START = 4096, 0, 1, 2
 SIZES = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4, "num_attention_heads": 4}

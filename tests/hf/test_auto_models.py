@@ -15,7 +15,7 @@ from diffwindow import (
 )
 from diffwindow.data.tokenizer import Tokenizer
 from diffwindow.decoding.beam import beam_search, greedy_search
-from diffwindow.decoding.state import continuation_start, translation_start
+from diffwindow.decoding.search_start import continuation_start, translation_start
 from diffwindow.hf.auto_models import as_transformers, transformers_tokenizer
 
 SIZES = {"vocab_size": 12, "embed_dim": 16, "ffn_dim": 24, "num_heads": 2}

@@ -8,8 +8,8 @@ from tiny import inputs_of, model_of, open_windows, outputs_of
 from torch.testing import assert_close
 
 from diffwindow.hf import add_windows, load_windows, save_windows, windows_of
-from diffwindow.models.added_window import AddedWindow
 from diffwindow.models.weights import ModelFileError
+from diffwindow.models.window_adapter import AddedWindow
 
 PLAN = "Enc(AW,Dim=2)-Cr(AW,Seg)-Dec(MW,Norm)@all"
 

@@ -8,7 +8,7 @@ from tiny import model_of, open_windows, outputs_of, plan_of, tokens
 from torch.testing import assert_close
 
 from diffwindow.hf import add_windows, freeze_base, remove_windows, save_windows, windows_of
-from diffwindow.models.added_window import AddedWindow
+from diffwindow.models.window_adapter import AddedWindow
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 

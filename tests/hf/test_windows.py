@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 from diffwindow import Classifier, ClassifierConfig, hf
 from diffwindow.hf import add_windows, freeze_base, remove_windows, windows_of
-from diffwindow.models.added_window import AddedWindow
+from diffwindow.models.window_adapter import AddedWindow
 
 KINDS = ["AW", "MW"]
 

@@ -3,7 +3,7 @@
 import torch
 import transformers as t
 
-from diffwindow.models.added_window import AddedWindow
+from diffwindow.models.window_adapter import AddedWindow
 
 VOCABULARY = 40
 SIZES = {

@@ -2,7 +2,7 @@
 
 import torch
 
-from diffwindow.decoding.state import Start
+from diffwindow.decoding.search_start import Start
 
 FIRST_WORD = 3  # after padding, opening and end
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from diffwindow.cli.scores import shown_p
+from diffwindow.cli.evaluation_report import shown_p
 
 if TYPE_CHECKING:
     import numpy as np

@@ -13,7 +13,7 @@ import typer
 
 from diffwindow.cli.data import File, LabelColumn, TextColumn
 from diffwindow.cli.errors import check_folder, interruptible
-from diffwindow.cli.lines import STANDARD, file_or_dash, input_lines
+from diffwindow.cli.streams import STANDARD, file_or_dash, input_lines
 
 if TYPE_CHECKING:
     from diffwindow.data.store import Store
@@ -86,7 +86,7 @@ def evaluate(
             raise ValueError(f"{name} - is stdin, but a test set is read more than once; save it to a file")
     for folder in (run, against) if against else (run,):
         check_folder(folder)
-    from diffwindow.cli.scores import as_text
+    from diffwindow.cli.evaluation_report import as_text
     from diffwindow.data.readers import Columns
     from diffwindow.data.store import is_store
     from diffwindow.evaluation.evaluate import compare
@@ -152,7 +152,7 @@ def evaluate(
 
 def _score_files(hypothesis: Path, reference: Path, language: str | None, *, as_json: bool) -> None:
     """Score the translations of any system against references, line by line."""
-    from diffwindow.cli.scores import metric_lines
+    from diffwindow.cli.evaluation_report import metric_lines
     from diffwindow.data.recipe import check_language
     from diffwindow.evaluation.evaluate import score_texts
     from diffwindow.files import to_json

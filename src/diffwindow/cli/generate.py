@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from diffwindow.cli.evaluate import Device, RunFolder
-from diffwindow.cli.lines import one_line
+from diffwindow.cli.streams import one_line
 from diffwindow.cli.translate import MinLength, NoRepeat, Seed, TopK, TopP
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 
 from diffwindow.cli.evaluate import Device, RunFolder
-from diffwindow.cli.lines import AsJson, InputFile, OutputFile, interruptible_output, one_cell, stream
+from diffwindow.cli.streams import AsJson, InputFile, OutputFile, interruptible_output, one_cell, stream
 
 
 def predict(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from diffwindow.cli.evaluate import Device
-from diffwindow.cli.lines import (
+from diffwindow.cli.streams import (
     AsJson,
     InputFile,
     OutputFile,

@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING, Annotated
 import typer
 
 from diffwindow.cli.evaluate import Beam, Device, LengthPenalty
-from diffwindow.cli.lines import (
+from diffwindow.cli.streams import (
     CHUNK,
     InputFile,
     OutputFile,

@@ -16,7 +16,7 @@ from diffwindow.decoding.search import (
     log_partition,
     search,
 )
-from diffwindow.decoding.state import Start
+from diffwindow.decoding.search_start import Start
 
 
 def beam_search(

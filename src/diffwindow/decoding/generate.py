@@ -8,7 +8,7 @@ from diffwindow.data.tokenizer import Tokenizer, moses_detokenizer, moses_tokeni
 from diffwindow.decoding.beam import greedy_search
 from diffwindow.decoding.sampling import sample
 from diffwindow.decoding.search import FREE, Constraints
-from diffwindow.decoding.state import continuation_start
+from diffwindow.decoding.search_start import continuation_start
 from diffwindow.models.language_model import LanguageModel
 from diffwindow.models.pretrained import evaluating
 from diffwindow.special_tokens import BOS, EOS

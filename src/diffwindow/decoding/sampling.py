@@ -18,7 +18,7 @@ from diffwindow.decoding.search import (
     log_partition,
     search,
 )
-from diffwindow.decoding.state import Start
+from diffwindow.decoding.search_start import Start
 
 
 def sample(

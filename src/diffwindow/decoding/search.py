@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from diffwindow.decoding.state import Start
+from diffwindow.decoding.search_start import Start
 from diffwindow.functional import at_least_fp32
 from diffwindow.special_tokens import BOS, EOS, PAD
 

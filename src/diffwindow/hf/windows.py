@@ -11,8 +11,8 @@ from diffwindow.attention.window_attention import WindowAttention
 from diffwindow.hf.attention import CHILD, IMPLEMENTATION, check_implementation, register
 from diffwindow.hf.families import Place, attention_places
 from diffwindow.models import added_windows
-from diffwindow.models.added_window import AddedWindow
 from diffwindow.models.added_windows import Layers, WindowInit, planned, window_plan
+from diffwindow.models.window_adapter import AddedWindow
 from diffwindow.notation import Plan
 
 # The attribute of a model's config that says which windows it has: it is saved with the model.

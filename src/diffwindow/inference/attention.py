@@ -9,7 +9,7 @@ import torch
 from diffwindow.data.store import Store
 from diffwindow.data.tokenizer import moses_tokenizer
 from diffwindow.decoding.beam import beam_search
-from diffwindow.decoding.state import length_limits, translation_start
+from diffwindow.decoding.search_start import length_limits, translation_start
 from diffwindow.files import sha256_of
 from diffwindow.models.classifier import Classifier
 from diffwindow.models.pretrained import TOKENIZER, evaluating

@@ -32,7 +32,14 @@ from diffwindow.training.failures import (
 from diffwindow.training.logs import RunLogs, read_records
 from diffwindow.training.optimizer import learning_rate
 from diffwindow.training.run_folder import BEST, CHECKPOINTS, LOG, MODEL
-from diffwindow.training.state import Best, TrainState, check_state, load_weights, restored, seed_everything
+from diffwindow.training.train_state import (
+    Best,
+    TrainState,
+    check_state,
+    load_weights,
+    restored,
+    seed_everything,
+)
 from diffwindow.training.updater import Updater
 from diffwindow.training.window_shares import outside_shares
 

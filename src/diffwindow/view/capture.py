@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from diffwindow.attention.stacked_attention import Maps, StackedAttention
 from diffwindow.attention.visibility import EVERYTHING, Visibility
 from diffwindow.attention.window_attention import WindowAttention
-from diffwindow.models.added_window import AddedWindow
+from diffwindow.models.window_adapter import AddedWindow
 from diffwindow.ops import WindowMaps
 from diffwindow.view.trace import Array, AttentionTrace, LayerMaps
 

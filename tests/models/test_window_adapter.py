@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch.testing import assert_close
 
 from diffwindow import functional
-from diffwindow.models.added_window import AddedWindow
+from diffwindow.models.window_adapter import AddedWindow
 from diffwindow.notation import Attention
 
 SCALE = 0.3
