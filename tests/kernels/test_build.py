@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from diffwindow.kernels import build, doctor, processor, storage, toolchain
+from samples.kernel_marks import NEEDS_COMPILER
 
-needs_compiler = pytest.mark.skipif(toolchain.compiler() is None, reason="no C++ compiler")
 LEVEL = processor.levels()[0]
 
 CALL = """
@@ -50,7 +50,7 @@ def forget():
 
 
 @pytest.mark.slow
-@needs_compiler
+@NEEDS_COMPILER
 def test_processes_that_start_at_once_compile_once(tmp_path):
     environment = {**os.environ, "DIFFWINDOW_CACHE": str(tmp_path)}
     command = [sys.executable, "-c", CALL]
@@ -94,7 +94,7 @@ def flip_a_bit(content: bytes) -> bytes:
     return content[:5000] + bytes([content[5000] ^ 1]) + content[5001:]
 
 
-@needs_compiler
+@NEEDS_COMPILER
 @pytest.mark.parametrize("damage", [cut, flip_a_bit, lambda _: b""])
 def test_a_damaged_library_is_not_loaded_but_built_again(cache, damage):
     path = build.build(cache, LEVEL)
@@ -103,7 +103,7 @@ def test_a_damaged_library_is_not_loaded_but_built_again(cache, damage):
     assert [path] == list(storage.intact(cache, toolchain.stem(LEVEL)))
 
 
-@needs_compiler
+@NEEDS_COMPILER
 def test_a_library_that_cannot_be_loaded_is_built_again(cache):
     cache.mkdir(parents=True, mode=0o700)
     foreign = cache / "foreign"
@@ -112,7 +112,7 @@ def test_a_library_that_cannot_be_loaded_is_built_again(cache):
     assert build.load().dw_forward is not None
 
 
-@needs_compiler
+@NEEDS_COMPILER
 def test_folders_and_files_are_open_to_their_user_only(cache):
     old = os.umask(0)
     try:
@@ -123,7 +123,7 @@ def test_folders_and_files_are_open_to_their_user_only(cache):
     assert path.stat().st_mode & 0o777 == 0o644
 
 
-@needs_compiler
+@NEEDS_COMPILER
 @pytest.mark.parametrize("place", ["kernels", "."], ids=["the folder", "the folder above"])
 def test_a_library_that_another_user_could_have_planted_is_not_loaded(cache, place):
     build.build(cache, LEVEL)
@@ -132,7 +132,7 @@ def test_a_library_that_another_user_could_have_planted_is_not_loaded(cache, pla
         build.load()
 
 
-@needs_compiler
+@NEEDS_COMPILER
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can give files away")
 @pytest.mark.parametrize("place", ["folder", "file"])
 def test_a_library_of_another_user_is_not_loaded(cache, place, no_compiler):
@@ -142,7 +142,7 @@ def test_a_library_of_another_user_is_not_loaded(cache, place, no_compiler):
         build.load()
 
 
-@needs_compiler
+@NEEDS_COMPILER
 def test_links_in_the_cache_are_not_followed(cache, good, tmp_path, no_compiler):
     cache.mkdir(parents=True, mode=0o700)
     (cache / storage.file_name(toolchain.stem(LEVEL), storage.digest_of(good))).symlink_to(good)
@@ -150,7 +150,7 @@ def test_links_in_the_cache_are_not_followed(cache, good, tmp_path, no_compiler)
         build.load()
 
 
-@needs_compiler
+@NEEDS_COMPILER
 def test_a_planted_lock_does_not_truncate_its_target(cache, tmp_path):
     precious = tmp_path / "precious"
     precious.write_text("not yours")
@@ -161,7 +161,7 @@ def test_a_planted_lock_does_not_truncate_its_target(cache, tmp_path):
     assert precious.read_text() == "not yours"
 
 
-@needs_compiler
+@NEEDS_COMPILER
 def test_a_linked_folder_is_refused(cache, tmp_path):
     (tmp_path / "elsewhere").mkdir(mode=0o700)
     cache.parent.mkdir(mode=0o700)
@@ -170,7 +170,7 @@ def test_a_linked_folder_is_refused(cache, tmp_path):
         build.load()
 
 
-@needs_compiler
+@NEEDS_COMPILER
 def test_a_read_only_cache_falls_back(cache, monkeypatch):
     cache.mkdir(parents=True, mode=0o700)
 
@@ -215,7 +215,7 @@ def _check_fallback(monkeypatch, reason: str) -> None:
         build.why_not()
 
 
-@needs_compiler
+@NEEDS_COMPILER
 def test_a_cached_library_outlives_compiler_torch_and_system(cache, monkeypatch, no_compiler):
     path = storage.keep(_copy_of(cache), cache, toolchain.stem(LEVEL))
     monkeypatch.setattr(torch, "__version__", "9.9")
@@ -290,7 +290,7 @@ def test_an_unknown_mode_is_an_error(monkeypatch):
         build.mode()
 
 
-@needs_compiler
+@NEEDS_COMPILER
 def test_sources_that_do_not_compile_are_one_sentence(tmp_path, monkeypatch):
     (tmp_path / "csrc").mkdir()
     (tmp_path / "csrc" / "broken.cpp").write_text("int f( {\n")
@@ -309,7 +309,7 @@ print(*{line.split()[-1] for line in open("/proc/self/maps") if "omp" in line.sp
 """
 
 
-@needs_compiler
+@NEEDS_COMPILER
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc lists the loaded libraries")
 def test_one_library_serves_two_environments_with_the_runtime_of_each(tmp_path, good):
     def move(source: str, target: str) -> None:

@@ -6,7 +6,7 @@ import os
 import pytest
 import torch
 
-from diffwindow.kernels import operator, toolchain
+from diffwindow.kernels import operator
 from samples.configurations import (
     BIASES,
     LAYOUTS,
@@ -23,10 +23,10 @@ from samples.configurations import (
     output_and_gradients,
     tensors,
 )
+from samples.kernel_marks import BOTH_KINDS, NEEDS_COMPILER
 
-pytestmark = pytest.mark.skipif(toolchain.compiler() is None, reason="no C++ compiler")
+pytestmark = NEEDS_COMPILER
 
-KINDS = pytest.mark.parametrize("additive", [False, True], ids=["multiplicative", "additive"])
 VARIANTS = {
     "plain": {},
     "causal": {"causal": True},
@@ -59,7 +59,7 @@ VARIANTS = {
 }
 
 
-@KINDS
+@BOTH_KINDS
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("length", LENGTHS)
 def test_every_option_at_odd_lengths(additive, variant, length):
@@ -81,7 +81,7 @@ def test_many_random_configurations():
         check(draw(seed))
 
 
-@KINDS
+@BOTH_KINDS
 def test_the_number_of_threads_changes_no_bit(additive):
     for heads, length in ((3, 65), (1, 257)):
         config = Configuration(additive=additive, batch=1, heads=heads, queries=length, keys=length)
@@ -96,7 +96,7 @@ def test_the_number_of_threads_changes_no_bit(additive):
             assert all(map(torch.equal, results[0], result))
 
 
-@KINDS
+@BOTH_KINDS
 def test_results_are_written_in_full(additive, monkeypatch):
     # Memory comes filled with NaN: what a kernel forgets to write shows.
     config = Configuration(additive=additive, mask="padding", queries=33, keys=70, widths=(20, 8, 8, 20, 12))
@@ -109,7 +109,7 @@ def test_results_are_written_in_full(additive, monkeypatch):
     assert all(map(torch.equal, expected, found))
 
 
-@KINDS
+@BOTH_KINDS
 def test_a_row_that_sees_nothing_is_zero_with_zero_gradients(additive):
     inputs = [x.float().requires_grad_() for x in tensors(Configuration(additive=additive))]
     mask = torch.ones(31, 65, dtype=torch.bool)
@@ -121,7 +121,7 @@ def test_a_row_that_sees_nothing_is_zero_with_zero_gradients(additive):
     assert not any(grad.any() for grad in grads)
 
 
-@KINDS
+@BOTH_KINDS
 def test_nan_is_not_swallowed(additive):
     for place in range(9 if additive else 7):
         inputs = [x.float() for x in tensors(Configuration(additive=additive))]
@@ -129,7 +129,7 @@ def test_nan_is_not_swallowed(additive):
         assert call(inputs, impl="cpu").isnan().any(), place
 
 
-@KINDS
+@BOTH_KINDS
 @pytest.mark.parametrize("impl", ["cpu", "reference"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def derivatives(config, impl, order):
     return found
 
 
-@KINDS
+@BOTH_KINDS
 def test_higher_derivatives_are_those_of_the_reference(additive):
     config = Configuration(additive=additive, queries=4, keys=5, segment_size=2, mask="padding", causal=True)
     for ours, true in zip(derivatives(config, "cpu", 3), derivatives(config, "reference", 3), strict=True):

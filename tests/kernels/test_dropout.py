@@ -4,15 +4,14 @@ import pytest
 import torch
 
 from diffwindow import ops
-from diffwindow.kernels import toolchain
 from samples.configurations import Configuration
 from samples.dropout import check_given_the_mask
+from samples.kernel_marks import BOTH_KINDS, NEEDS_COMPILER
 
-pytestmark = pytest.mark.skipif(toolchain.compiler() is None, reason="no C++ compiler")
-KINDS = pytest.mark.parametrize("additive", [False, True], ids=["multiplicative", "additive"])
+pytestmark = NEEDS_COMPILER
 
 
-@KINDS
+@BOTH_KINDS
 @pytest.mark.parametrize("p", [0.1, 0.5])
 def test_output_and_gradients_given_the_mask(additive, p, monkeypatch):
     check_given_the_mask(Configuration(additive=additive, queries=37, keys=70), p, "cpu", monkeypatch)

@@ -8,9 +8,10 @@ import torch.nn.functional as F
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from diffwindow.kernels import few_rows, toolchain
+from diffwindow.kernels import few_rows
+from samples.kernel_marks import NEEDS_COMPILER
 
-pytestmark = pytest.mark.skipif(toolchain.compiler() is None, reason="no C++ compiler")
+pytestmark = NEEDS_COMPILER
 
 EPS = torch.finfo(torch.float32).eps
 

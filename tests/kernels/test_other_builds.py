@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from diffwindow.kernels import processor, toolchain
+from samples.kernel_marks import NEEDS_COMPILER
 
 SANITIZERS = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
 PORTABLE = "no vector instructions to speak of"
@@ -41,7 +42,7 @@ print("done")
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(toolchain.compiler() is None, reason="no C++ compiler")
+@NEEDS_COMPILER
 @pytest.mark.parametrize("name", BUILDS)
 def test_build(name, tmp_path, monkeypatch):
     if name == "clang":

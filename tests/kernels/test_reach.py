@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from diffwindow import ops
-from diffwindow.kernels import toolchain
 from samples import configurations
 from samples.configurations import Configuration, call, check, options, tensors
 from samples.dropout import check_given_the_mask
+from samples.kernel_marks import NEEDS_COMPILER
 
-pytestmark = pytest.mark.skipif(toolchain.compiler() is None, reason="no C++ compiler")
+pytestmark = NEEDS_COMPILER
 
 KINDS = {
     "multiplicative": {"additive": False},

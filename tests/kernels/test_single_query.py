@@ -10,7 +10,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing import assert_close
 
 from diffwindow import functional, ops
-from diffwindow.kernels import operator, single_query, toolchain
+from diffwindow.kernels import operator, single_query
 from samples.configurations import (
     BIASES,
     MASKS,
@@ -22,10 +22,10 @@ from samples.configurations import (
     options,
     tensors,
 )
+from samples.kernel_marks import BOTH_KINDS, NEEDS_COMPILER
 
-pytestmark = pytest.mark.skipif(toolchain.compiler() is None, reason="no C++ compiler")
+pytestmark = NEEDS_COMPILER
 
-KINDS = pytest.mark.parametrize("additive", [False, True], ids=["multiplicative", "additive"])
 # what the kernel reads in place
 DENSE = ("rows", "heads inside", "padded", "one head", "overlapping", "shared")
 EPS = torch.finfo(torch.float32).eps
@@ -94,7 +94,7 @@ VARIANTS = {
 }
 
 
-@KINDS
+@BOTH_KINDS
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_option_goes_the_direct_way(additive, variant, no_operator):
     for keys in (1, 8, 31, 130):
@@ -109,7 +109,7 @@ def test_normalised_windows_go_the_direct_way(tolerance, no_operator):
         check(single(additive=False, segment_size=3, mask="padding", stacked=True, **chosen))
 
 
-@KINDS
+@BOTH_KINDS
 def test_agrees_with_the_tiled_kernels(additive):
     config = single(additive=additive, keys=200, heads=4, widths=(64,) * 5, mask="per head", segment_size=3)
     inputs = leaves(config, torch.float32)
@@ -122,7 +122,7 @@ def test_agrees_with_the_tiled_kernels(additive):
     assert direct.stride() == tiled.stride()
 
 
-@KINDS
+@BOTH_KINDS
 @pytest.mark.parametrize("stacked", [False, True])
 def test_threads_change_no_bit(additive, stacked):
     # large enough for several threads
@@ -137,7 +137,7 @@ def test_threads_change_no_bit(additive, stacked):
     assert all(torch.equal(results[0], result) for result in results[1:])
 
 
-@KINDS
+@BOTH_KINDS
 def test_a_query_that_sees_nothing_gives_zeros(additive):
     with torch.no_grad():
         inputs = [x.float() for x in tensors(single(additive=additive))]
@@ -150,7 +150,7 @@ def test_a_query_that_sees_nothing_gives_zeros(additive):
     assert not out[1].any()
 
 
-@KINDS
+@BOTH_KINDS
 @pytest.mark.parametrize(
     "hidden", [slice(50, 65), slice(0, 9), slice(20, 30)], ids=["right", "left", "middle"]
 )
@@ -171,7 +171,7 @@ def test_what_is_hidden_may_be_nan(additive, hidden, bias, no_operator):
     assert torch.equal(*results)
 
 
-@KINDS
+@BOTH_KINDS
 def test_nan_is_not_swallowed(additive, no_operator):
     for place in range(9 if additive else 7):
         inputs = [x.float() for x in tensors(single(additive=additive))]
@@ -192,7 +192,7 @@ def pointing(keys: int, left: list[int], right: list[int]) -> ops.Boundaries:
 LEFT, RIGHT = [3, 8, 7, 16, 60, 0], [4, 15, 8, 40, 20, 63]
 
 
-@KINDS
+@BOTH_KINDS
 @pytest.mark.parametrize("normalize", [False, True])
 def test_what_lies_outside_of_the_window_is_not_read(additive, normalize, no_operator):
     if additive and normalize:

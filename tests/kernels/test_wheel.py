@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from diffwindow.kernels import processor, toolchain
+from diffwindow.kernels import processor
+from samples.kernel_marks import NEEDS_COMPILER
 
 ROOT = Path(__file__).parents[2]
 RUN = """
@@ -32,7 +33,7 @@ def run(*command: str, **environment: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(toolchain.compiler() is None, reason="no C++ compiler")
+@NEEDS_COMPILER
 def test_a_wheel_with_kernels_needs_no_compiler(tmp_path):
     build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)]
     run(*build, DIFFWINDOW_BUILD_KERNELS="1")

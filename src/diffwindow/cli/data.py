@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from diffwindow.cli.options import LabelColumn, TextColumn
+
 if TYPE_CHECKING:
     from diffwindow.data.prepare import Estimate
     from diffwindow.data.recipe import Recipe
@@ -20,12 +22,6 @@ Raw = Annotated[
     typer.Option("--data", envvar="DIFFWINDOW_DATA", help="Folder with the raw files of a known corpus."),
 ]
 File = Path | None
-TextColumn = Annotated[
-    str | None, typer.Option(help="Column of the text, if not `text`; its number if there is no header.")
-]
-LabelColumn = Annotated[
-    str | None, typer.Option(help="Column of the label, if not `label`; its number if there is no header.")
-]
 
 
 def prepare(

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from diffwindow.cli.options import AsJson
+
 
 def describe(
     preset: Annotated[str, typer.Argument(help="A preset, such as wmt14-en-de.")],
@@ -13,7 +15,7 @@ def describe(
         str, typer.Option(help='The attention of each layer, such as "Enc(AW)-Cr(AW,Seg)-Dec(MW)".')
     ] = "Global",
     vocab_size: Annotated[int | None, typer.Option(min=1, help="Another size of the vocabulary.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show the attention of each layer of a model and its number of parameters; allocate no weights."""
     from diffwindow.files import to_json

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from diffwindow.cli.data import File, LabelColumn, TextColumn
+from diffwindow.cli.data import File
 from diffwindow.cli.errors import check_folder, interruptible
+from diffwindow.cli.options import AsJson, Beam, Device, LabelColumn, LengthPenalty, TextColumn
 from diffwindow.cli.streams import STANDARD, file_or_dash, input_lines
 
 if TYPE_CHECKING:
@@ -20,13 +21,6 @@ if TYPE_CHECKING:
     from diffwindow.decoding.translate import Search
     from diffwindow.evaluation.evaluate import Evaluation
     from diffwindow.tasks.trained_model import Trained
-
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a model folder.")]
-Beam = Annotated[int | None, typer.Option(min=1, help="Beam size; that of the run by default.")]
-LengthPenalty = Annotated[
-    float | None, typer.Option(help="Power of the length that divides log p; that of the run by default.")
-]
-Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …; auto takes a GPU if there is one.")]
 
 
 def evaluate(
@@ -61,7 +55,7 @@ def evaluate(
     beam: Beam = None,
     length_penalty: LengthPenalty = None,
     device: Device = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Score a trained model: accuracy, perplexity per word, or three kinds of BLEU and chrF.
 

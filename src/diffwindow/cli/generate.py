@@ -6,9 +6,8 @@ from typing import Annotated
 
 import typer
 
-from diffwindow.cli.evaluate import Device, RunFolder
-from diffwindow.cli.streams import one_line
-from diffwindow.cli.translate import MinLength, NoRepeat, Seed, TopK, TopP
+from diffwindow.cli.options import Device, MinLength, NoRepeat, RunFolder, Seed, TopK, TopP
+from diffwindow.cli.streams import without_line_ends
 
 
 def generate(
@@ -35,4 +34,4 @@ def generate(
     constraints = Constraints(min_length, no_repeat_ngram)
     sampling = Sampling(samples, max_tokens, temperature, top_k, top_p, seed, constraints)
     with interruptible("nothing was generated"):
-        print("\n".join(map(one_line, load(run, device=device).generate(prompt, sampling))))
+        print("\n".join(map(without_line_ends, load(run, device=device).generate(prompt, sampling))))

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from diffwindow.cli.evaluate import Device, RunFolder
-from diffwindow.cli.streams import AsJson, InputFile, OutputFile, interruptible_output, one_cell, stream
+from diffwindow.cli.options import AsJsonLines, Device, RunFolder
+from diffwindow.cli.streams import InputFile, OutputFile, interruptible_output, one_cell, stream
 
 
 def predict(
     run: RunFolder,
     input: InputFile = None,
     output: OutputFile = None,
-    as_json: AsJson = False,
+    as_json: AsJsonLines = False,
     device: Device = "auto",
 ) -> None:
     """Classify text: per line the best label, then every label with its probability.

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from diffwindow.cli.evaluate import Device
+from diffwindow.cli.options import AsJsonLines, Device, RunFolders
 from diffwindow.cli.streams import (
-    AsJson,
     InputFile,
     OutputFile,
     Speed,
@@ -30,9 +29,7 @@ if TYPE_CHECKING:
 
 
 def score(
-    runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN…", help="Run or model folders; several are an ensemble.")
-    ],
+    runs: RunFolders,
     input: InputFile = None,
     output: OutputFile = None,
     pairs: Annotated[
@@ -44,7 +41,7 @@ def score(
         ),
     ] = None,
     tokens: Annotated[bool, typer.Option("--tokens", help="Add a column with log p of each token.")] = False,
-    as_json: AsJson = False,
+    as_json: AsJsonLines = False,
     device: Device = "auto",
 ) -> None:
     """Print log p of each line and its number of tokens, the end included, with a tab between.

@@ -45,7 +45,6 @@ OutputFile = Annotated[
         help="Where to write, whole or not at all; - is stdout, and the default.",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON lines.")]
 
 
 @contextmanager
@@ -129,10 +128,10 @@ def columns(line: str, number: int, count: int, what: str) -> list[str]:
     return cells
 
 
-def one_line(text: str) -> str:
+def without_line_ends(text: str) -> str:
     """Return a text with spaces for line ends, which a model that spells with bytes can produce.
 
-    >>> one_line("a\\r\\nb")
+    >>> without_line_ends("a\\r\\nb")
     'a b'
     """
     return re.sub(r"[\r\n]+", " ", text)

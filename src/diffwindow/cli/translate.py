@@ -7,12 +7,21 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import islice
-from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
-from diffwindow.cli.evaluate import Beam, Device, LengthPenalty
+from diffwindow.cli.options import (
+    Beam,
+    Device,
+    LengthPenalty,
+    MinLength,
+    NoRepeat,
+    RunFolders,
+    Seed,
+    TopK,
+    TopP,
+)
 from diffwindow.cli.streams import (
     CHUNK,
     InputFile,
@@ -20,8 +29,8 @@ from diffwindow.cli.streams import (
     Speed,
     input_lines,
     interruptible_output,
-    one_line,
     output_stream,
+    without_line_ends,
 )
 
 if TYPE_CHECKING:
@@ -29,17 +38,9 @@ if TYPE_CHECKING:
     from diffwindow.inference.model import LoadedModel
     from diffwindow.training.distributed import World
 
-TopK = Annotated[int | None, typer.Option(min=1, help="Draw from the k likeliest tokens.")]
-TopP = Annotated[float, typer.Option(help="Draw from the fewest tokens that hold this probability.")]
-Seed = Annotated[int, typer.Option(min=0, max=2**62, help="The same seed gives the same text.")]
-MinLength = Annotated[int, typer.Option(min=0, help="The fewest tokens of an output.")]
-NoRepeat = Annotated[int, typer.Option(min=0, help="Never repeat a sequence of this many tokens; 0 may.")]
-
 
 def translate(
-    runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN…", help="Run or model folders; several are an ensemble.")
-    ],
+    runs: RunFolders,
     input: InputFile = None,
     output: OutputFile = None,
     beam: Beam = None,
@@ -125,7 +126,7 @@ def _stream(chunks: Iterator[list[str]], target: IO[str] | None, model: LoadedMo
             if best[0].pieces > 1:
                 print(f"line {number} is long: translated in {best[0].pieces} pieces", file=sys.stderr)
             for one in best:
-                text = one_line(one.text)
+                text = without_line_ends(one.text)
                 target.write(
                     f"{number} ||| {text} ||| {one.score:.4f}\n" if search.n_best > 1 else f"{text}\n"
                 )

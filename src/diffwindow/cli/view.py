@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from diffwindow.cli.evaluate import Device, RunFolder
+from diffwindow.cli.options import Device, RunFolder
 
 if TYPE_CHECKING:
     from diffwindow.inference.attention import Example

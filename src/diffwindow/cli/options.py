@@ -1,0 +1,31 @@
+"""Arguments and options that several verbs take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a model folder.")]
+RunFolders = Annotated[
+    list[Path], typer.Argument(metavar="RUN…", help="Run or model folders; several are an ensemble.")
+]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …; auto takes a GPU if there is one.")]
+Beam = Annotated[int | None, typer.Option(min=1, help="Beam size; that of the run by default.")]
+LengthPenalty = Annotated[
+    float | None, typer.Option(help="Power of the length that divides log p; that of the run by default.")
+]
+TopK = Annotated[int | None, typer.Option(min=1, help="Draw from the k likeliest tokens.")]
+TopP = Annotated[float, typer.Option(help="Draw from the fewest tokens that hold this probability.")]
+Seed = Annotated[int, typer.Option(min=0, max=2**62, help="The same seed gives the same text.")]
+MinLength = Annotated[int, typer.Option(min=0, help="The fewest tokens of an output.")]
+NoRepeat = Annotated[int, typer.Option(min=0, help="Never repeat a sequence of this many tokens; 0 may.")]
+TextColumn = Annotated[
+    str | None, typer.Option(help="Column of the text, if not `text`; its number if there is no header.")
+]
+LabelColumn = Annotated[
+    str | None, typer.Option(help="Column of the label, if not `label`; its number if there is no header.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+AsJsonLines = Annotated[bool, typer.Option("--json", help="Print JSON lines.")]
