@@ -125,6 +125,8 @@ def check_dropout(name: str, value: float) -> None:
 
 def check_tolerance(window_tolerance: float) -> None:
     """Raise unless the tolerance is a value that M, which reaches 1 or more, can exceed."""
+    if isinstance(window_tolerance, bool) or not isinstance(window_tolerance, int | float | torch.SymFloat):
+        raise TypeError(f"window_tolerance={window_tolerance!r} is not a number")
     if not 0.0 <= window_tolerance < 1.0:
         raise ValueError(
             f"window_tolerance={window_tolerance} is not in 0 <= tolerance < 1; 0 keeps windows exact"
@@ -132,7 +134,9 @@ def check_tolerance(window_tolerance: float) -> None:
 
 
 def check_normalize(normalize: bool, *, additive: bool) -> None:
-    """Raise if an additive window is to be normalised."""
+    """Raise unless `normalize` is a truth value, and false for an additive window."""
+    if not isinstance(normalize, bool):
+        raise TypeError(f"normalize={normalize!r} is neither True nor False")
     if normalize and additive:
         raise ValueError(
             "normalize=True is for a multiplicative window; the weights of an additive one are a softmax, "

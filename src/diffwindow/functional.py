@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from diffwindow.arguments import EXPECTATIONS, Expectation, check_choice
+from diffwindow.arguments import EXPECTATIONS, Expectation, check_choice, check_tolerance
 
 
 def discrete_window(left: int | Int[Tensor, "..."], right: int | Int[Tensor, "..."], num_keys: int) -> Tensor:
@@ -104,6 +104,7 @@ def soft_window(
     tensor([0., 0., 0., 1., 1., 1., 1., 1., 1., 0.])
     """
     check_choice("expectation", expectation, EXPECTATIONS)
+    check_tolerance(tolerance)
     f_left = rightward(phi_left, segment_size, segment_origin=segment_origin)
     g_left = leftward(phi_left, segment_size, segment_origin=segment_origin)
     f_right = rightward(phi_right, segment_size, segment_origin=segment_origin)

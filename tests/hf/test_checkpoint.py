@@ -43,6 +43,7 @@ def test_another_base_is_refused_unless_asked_for(saved):
     assert len(windows_of(load_windows(other, folder, check_base=False)).rows) == 4
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_damage_is_found(saved):
     folder, _ = saved
     weights = (folder / "windows.safetensors").read_bytes()
@@ -53,7 +54,8 @@ def test_damage_is_found(saved):
     for change, message in (
         ({"format": 2}, "has format 2, and this version reads 1"),
         ({"base": {}}, "is damaged: it lacks 'fingerprint'"),
-        ({"window_tolerance": "wide"}, "is damaged: its window_tolerance is 'wide'"),
+        ({"window_tolerance": "wide"}, "windows.json is damaged: window_tolerance='wide' is not a number"),
+        ({"window_tolerance": -1}, "windows.json is damaged: window_tolerance=-1 is not in 0"),
         ({"plan": 5}, "is damaged: its plan is 5"),
     ):
         (folder / "windows.json").write_text(json.dumps(description | change))

@@ -65,6 +65,26 @@ def test_a_windowed_model_is_one_of_ours(tmp_path):
     assert_close(loaded(source, target), model(source, target))
 
 
+@pytest.mark.parametrize("rotary", ["scores", "pointers", "both"])
+@pytest.mark.parametrize("attention", ["Enc(AW)@all", "Enc(MW)@all"])
+def test_rotary_positions_stay(rotary, attention, tmp_path):
+    model, x = classifier("Global", positions="rotary", rotary=rotary), tokens(3, 7)
+    before = model(x)
+    assert_close(add_windows(model, attention)(x), before)
+    randomise(model)
+    model.save_pretrained(tmp_path)
+    assert_close(type(model).from_pretrained(tmp_path)(x), model(x))
+    remove_windows(model).save_pretrained(tmp_path / "plain")
+    assert_close(type(model).from_pretrained(tmp_path / "plain")(x), model(x))
+
+
+def test_what_multihead_attention_lacks_is_not_dropped():
+    with pytest.raises(ValueError, match="has no rotary positions"):
+        remove_windows(WindowAttention(8, 2, positions="rotary"))
+    with pytest.raises(ValueError, match="has relative positions"):
+        add_windows(nn.MultiheadAttention(8, 2), "Enc(AW,Dist)")
+
+
 def test_the_paper_start_is_not_the_identity():
     model, x = classifier("Global"), tokens(3, 7)
     before = model(x)

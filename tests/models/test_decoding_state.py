@@ -63,7 +63,6 @@ def test_hypotheses_may_be_reordered_and_sentences_dropped(attention):
     [
         *((kind, {}) for kind in LANGUAGE_MODELS),
         ("Dec(MW)", {"positions": "rotary"}),
-        ("Dec(Rel=3)", {"positions": "rotary"}),
     ],
 )
 @pytest.mark.parametrize("prompt", [0, 1, 6])

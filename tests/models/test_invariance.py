@@ -59,6 +59,20 @@ def test_rotary_positions_count_from_anywhere(side):
     assert_close(causal(padded, padded != 0)[padded != 0], causal(text)[0])
 
 
+@pytest.mark.parametrize("kind", ["Rel", "Loc", "AW,Dist"])
+@pytest.mark.parametrize("rotary", ["scores", "both"])
+def test_what_is_computed_from_queries_does_not_go_with_rotary_positions(kind, rotary):
+    """Turned queries would tell a distance or a centre the place, and so how much padding there is."""
+    with pytest.raises(ValueError, match="are computed from the queries"):
+        classifier(f"Enc({kind})@all", positions="rotary", rotary=rotary)
+
+
+def test_pointers_may_turn_beside_relative_positions():
+    model, text = classifier("Enc(AW,Dist)@all", positions="rotary", rotary="pointers"), tokens(1, 7)
+    padded = pad(text, 10, "left")
+    assert_close(model(padded, padded != 0), model(text))
+
+
 @pytest.mark.parametrize("rotary", ["scores", "pointers", "both"])
 def test_rotary_positions_tell_the_order(rotary):
     model, text = classifier("Enc(MW)@all", positions="rotary", rotary=rotary), tokens(2, 7)

@@ -22,6 +22,8 @@ class RelativeAttention(StackedAttention):
     The tables a and b, shared over heads, have a row for each distance from −`size` to `size`.
     """
 
+    from_queries = "relative positions"
+
     def __init__(self, embed_dim: int, num_heads: int, *, size: int, dropout: float = 0.0) -> None:
         super().__init__(embed_dim, num_heads, dropout=dropout)
         self.size = size
@@ -158,7 +160,7 @@ def _two_pointers(embed_dim: int, num_heads: int, size: int | None) -> dict[str,
 
 BASELINES["Loc"] = Kind(
     "localness around a predicted centre (Yang et al. 2018), bidirectional only",
-    partial(GlobalAttention, score_bias=ScoreBias(localness, _two_pointers)),
+    partial(GlobalAttention, score_bias=ScoreBias(localness, _two_pointers, "predicted centres")),
     ("Enc",),
 )
 

@@ -49,10 +49,12 @@ class ScoreBias:
 
     `function(pairs, size, *learned)` returns values to add to the scores, or a boolean mask, broadcasting
     to `[b h q k]`. `learned(embed_dim, num_heads, size)` returns the parameters by name, at their start.
+    `from_queries` names what the function computes from the queries themselves, if anything.
     """
 
     function: Callable[..., Tensor]
     learned: Callable[[int, int, int | None], Mapping[str, Learned]] = nothing_learned
+    from_queries: str | None = None
 
 
 class GlobalAttention(StackedAttention):
@@ -73,6 +75,7 @@ class GlobalAttention(StackedAttention):
     ) -> None:
         super().__init__(embed_dim, num_heads, dropout=dropout, bias=bias)
         self.score_bias = score_bias
+        self.from_queries = None if score_bias is None else score_bias.from_queries
         self.size = size
         learned = {} if score_bias is None else score_bias.learned(embed_dim, num_heads, size)
         self._learned = tuple(learned)

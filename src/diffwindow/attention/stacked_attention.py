@@ -43,6 +43,8 @@ class StackedAttention(nn.Module):
     pointer_pairs: tuple[int, ...] = ()
     # what rotary positions turn in self-attention; None is no rotary positions
     rotary: Rotary | None = None
+    # what a kind computes from the queries of the scores beside the scores, if anything
+    from_queries: str | None = None
 
     def __init__(
         self,
@@ -93,9 +95,15 @@ class StackedAttention(nn.Module):
     def use_rotary(self, rotary: Rotary) -> None:
         """Turn on rotary positions in self-attention; a head that they turn must have an even width."""
         ops.check_choice("rotary", rotary, ROTARY)
+        if self.from_queries and rotary != "pointers":
+            raise ValueError(
+                f"{self.from_queries} are computed from the queries, which rotary positions would turn by "
+                "their place; use other positions"
+            )
         for pair in self._rotated_pairs(rotary):
             if self._query_dims[pair] % 2:
-                raise ValueError(f"heads are {self._query_dims[pair]} wide; rotary positions need pairs")
+                what = "boundaries" if pair in self.pointer_pairs else "heads"
+                raise ValueError(f"{what} are {self._query_dims[pair]} wide; rotary positions need pairs")
         self.rotary = rotary
 
     def plain_rows(self) -> tuple[slice, slice, slice]:

@@ -96,7 +96,13 @@ class WindowAttention(StackedAttention):
         check_heads(embed_dim, num_heads)
         head_dim = embed_dim // num_heads
         boundary_dim = head_dim if boundary_dim is None else boundary_dim
-        _check_boundary_dim(boundary_dim, head_dim)
+        _check_whole("boundary_dim", boundary_dim)
+        if boundary_dim > head_dim:
+            raise ValueError(f"boundary_dim={boundary_dim} is above the width of a head, {head_dim}")
+        if relative_size is not None:
+            _check_whole("relative_size", relative_size)
+        if rotary != "scores" and positions != "rotary":
+            raise ValueError(f'rotary={rotary!r} is for positions="rotary", not {positions!r}')
         # Queries and keys of the score, the two boundaries and, if additive, the local score.
         local = (head_dim,) if window == "additive" else ()
         score_dims = (head_dim, boundary_dim, boundary_dim, *local)
@@ -105,6 +111,7 @@ class WindowAttention(StackedAttention):
             raise ValueError(f'gate=True is for window="multiplicative", not {window!r}')
         self.gate = nn.Parameter(torch.zeros(num_heads)) if gate else None
         self.relative_size = relative_size
+        self.from_queries = None if relative_size is None else "relative positions"
         rows = None if relative_size is None else torch.empty(2 * relative_size + 1, head_dim)
         self.key_table = None if rows is None else nn.Parameter(nn.init.xavier_uniform_(rows))
         self.window = window
@@ -353,11 +360,11 @@ def mix_heads(
     return torch.lerp(plain, windowed.to(plain.dtype), gate.to(plain.dtype)[:, None, None])
 
 
-def _check_boundary_dim(boundary_dim: int, head_dim: int) -> None:
-    if isinstance(boundary_dim, bool) or not isinstance(boundary_dim, int):
-        raise TypeError(f"boundary_dim={boundary_dim!r} is not an integer")
-    if not 1 <= boundary_dim <= head_dim:
-        raise ValueError(f"boundary_dim={boundary_dim} is not a width from 1 to that of a head, {head_dim}")
+def _check_whole(name: str, value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name}={value!r} is not an integer")
+    if value < 1:
+        raise ValueError(f"{name}={value} is not positive")
 
 
 class _NoFastPath:

@@ -57,9 +57,7 @@ def view(
     ] = None,
     tolerance: Annotated[
         float | None,
-        typer.Option(
-            min=0.0, max=1.0, help="Count keys below it as outside the window; the model's own by default."
-        ),
+        typer.Option(help="Count keys below it as outside the window; the model's own by default."),
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="The most sentences for --statistics.")] = 1000,
     as_json: Annotated[bool, typer.Option("--json", help="Print the statistics as JSON.")] = False,

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from diffwindow import __version__
+from diffwindow.arguments import check_tolerance
 from diffwindow.files import read_json, sha256_of, write_json
 from diffwindow.hf.attention import CHILD
 from diffwindow.hf.windows import RECORD, add_windows, check_unwrapped, remove_windows
@@ -34,9 +35,16 @@ class Settings(NamedTuple):
     window_tolerance: float
 
     @classmethod
-    def of(cls, fields: Mapping[str, Any]) -> "Settings":
-        """Read the settings from a file's fields; older files have no tolerance."""
-        return cls(fields["plan"], fields["init"], fields.get("window_tolerance", 0.0))
+    def of(cls, fields: Mapping[str, Any], path: Path) -> "Settings":
+        """Read the settings from the fields of a file; older files have no tolerance."""
+        plan, tolerance = fields["plan"], fields.get("window_tolerance", 0.0)
+        if not isinstance(plan, str):
+            raise ModelFileError(f"{path} is damaged: its plan is {plan!r}")
+        try:
+            check_tolerance(tolerance)
+        except (TypeError, ValueError) as error:
+            raise ModelFileError(f"{path} is damaged: {error}") from None
+        return cls(plan, fields["init"], tolerance)
 
 
 def save_windows(model: PreTrainedModel, folder: str | os.PathLike[str]) -> None:
@@ -134,17 +142,11 @@ def _read(path: Path, model: PreTrainedModel, *, check_base: bool) -> tuple[Sett
             " use the diffwindow version that wrote it"
         )
     try:
-        settings, base = Settings.of(description), description["base"]
+        settings, base = Settings.of(description, path / DESCRIPTION), description["base"]
         expected, name, revision = base["fingerprint"], base["name"], base["revision"]
         checksum = description["sha256"]
     except (KeyError, TypeError) as error:
         raise ModelFileError(f"{path / DESCRIPTION} is damaged: it lacks {error}") from None
-    if not isinstance(settings.plan, str):
-        raise ModelFileError(f"{path / DESCRIPTION} is damaged: its plan is {settings.plan!r}")
-    if not isinstance(settings.window_tolerance, int | float):
-        raise ModelFileError(
-            f"{path / DESCRIPTION} is damaged: its window_tolerance is {settings.window_tolerance!r}"
-        )
     weights = path / WEIGHTS
     if not weights.is_file() or sha256_of(weights) != checksum:
         raise ModelFileError(f"{weights} is missing or damaged; save the windows again")
@@ -168,7 +170,7 @@ def _read_checkpoint(path: Path) -> tuple[Settings, dict[str, Tensor]]:
     for path_of_shard in sorted(path.glob("model*.safetensors")):
         with safe_open(path_of_shard, framework="pt") as shard:
             tensors |= {name: shard.get_tensor(name) for name in shard.keys() if f".{CHILD}." in name}  # noqa: SIM118
-    return Settings.of(record), tensors
+    return Settings.of(record, path / "config.json"), tensors
 
 
 def _misfit(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> str | None:

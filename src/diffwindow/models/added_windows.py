@@ -114,6 +114,8 @@ def window_plan(
         if term.attention.kind not in WINDOWED:
             meaning = KINDS[term.attention.kind].meaning
             raise ValueError(f"{term} is {meaning}; only AW and MW can be added to a trained model")
+        if term.attention.relative_size is not None:
+            raise ValueError(f"{term} has relative positions; they cannot be added to a trained model")
         width = term.attention.boundary_dim or boundary_dim
         # an additive window starts closed by its local score
         gate = term.attention.gate or (init == "identity" and term.attention.kind == "MW")
@@ -198,6 +200,8 @@ def _windowed(
                 if init == "identity":
                     stacked[window.local_query_rows()] = 0
     window.out_proj.load_state_dict(out_proj.state_dict())
+    if isinstance(plain, GlobalAttention) and plain.rotary is not None:
+        window.use_rotary(plain.rotary)
     return window.train(plain.training)
 
 
@@ -221,10 +225,14 @@ def _as_global(window: WindowAttention) -> GlobalAttention:
     plain.to(device=weight.device, dtype=weight.dtype)
     plain.in_proj.load_state_dict({"weight": weight} | ({"bias": stacked_bias} if bias else {}))
     plain.out_proj.load_state_dict(window.out_proj.state_dict())
+    if window.rotary is not None:
+        plain.use_rotary(window.rotary)
     return plain.train(window.training)
 
 
 def _as_multihead(window: WindowAttention) -> nn.MultiheadAttention:
+    if window.rotary is not None:
+        raise ValueError("torch.nn.MultiheadAttention has no rotary positions, and the window has")
     weight, bias = _plain_stack(window)
     plain = nn.MultiheadAttention(
         window.embed_dim,

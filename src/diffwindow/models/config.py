@@ -112,6 +112,8 @@ class ModelConfig(BaseModel):
                 roles = " and ".join(self.stacks())
                 raise ValueError(f"{term} is for a role that this model does not have; it has {roles}")
         head_dim = self.embed_dim // self.num_heads
+        if self.rotary != "scores" and self.positions != "rotary":
+            raise ValueError(f"rotary={self.rotary!r} is for positions='rotary', not {self.positions!r}")
         if head_dim % 2 and self.positions == "rotary":
             raise ValueError(f"heads are {head_dim} wide; rotary positions need an even width")
         for role, field in self.stacks().items():

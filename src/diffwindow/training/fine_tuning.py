@@ -16,7 +16,7 @@ from diffwindow.tasks.trained_model import Trained, model_folder
 from diffwindow.training.config import Draft
 
 # fields of a model's config that may differ from those of the model to start from
-FREE_FIELDS = {"dropout", "attention_dropout", "activation_dropout", "init"}
+FREE_FIELDS = {"dropout", "attention_dropout", "activation_dropout", "init", "window_tolerance"}
 
 
 def follow_start(draft: Draft) -> None:

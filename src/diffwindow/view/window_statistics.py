@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from diffwindow.arguments import check_tolerance
 from diffwindow.metrics.window_tiles import OutsideCounts, count_outside
 from diffwindow.view.trace import AttentionTrace, LayerMaps
 
@@ -49,6 +50,8 @@ def window_statistics(
     Each boundary is a key drawn from its pointer, so with F_l and F_r the pointers' prefix sums, the later
     of the two is at or before key i with probability F_l F_r, the earlier with 1 − (1 − F_l)(1 − F_r).
     """
+    if tolerance is not None:
+        check_tolerance(tolerance)
     totals: dict[Key, NDArray[np.float64]] = {}
     outside: dict[Key, OutsideCounts] = {}
     for trace in traces:
