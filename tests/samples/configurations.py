@@ -260,20 +260,23 @@ def incoming(config: Configuration) -> Tensor:
 
 
 class RoundedProduct(torch.autograd.Function):
-    """Multiply as the matrix units of a GPU do: operands of 16 bits, sums in fp32."""
+    """Multiply as the matrix units of a GPU do: operands of 16 bits, sums in fp32, which are then scaled.
+
+    To scale gradients before they are rounded would round them elsewhere than the kernels do.
+    """
 
     @staticmethod
-    def forward(ctx, a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    def forward(ctx, a: Tensor, b: Tensor, dtype: torch.dtype, scale: float) -> Tensor:
         a = a.to(dtype).float()
         ctx.save_for_backward(a, b)
-        ctx.dtype = dtype
-        return a @ b
+        ctx.dtype, ctx.scale = dtype, scale
+        return a @ b * scale
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
         a, b = ctx.saved_tensors
         grad = grad.to(ctx.dtype).float()
-        return grad @ b.mT, a.mT @ grad, None
+        return grad @ b.mT * ctx.scale, a.mT @ grad * ctx.scale, None, None
 
 
 @contextmanager
@@ -282,10 +285,10 @@ def matrix_units(dtype: torch.dtype) -> Iterator[None]:
 
     def scores(q: Tensor, k: Tensor, scale: float | None = None, *, mask: Tensor | None = None) -> Tensor:
         scale = functional.default_scale(q.shape[-1]) if scale is None else scale
-        return RoundedProduct.apply(q.float(), k.float().mT, dtype) * scale
+        return RoundedProduct.apply(q.float(), k.float().mT, dtype, scale)
 
     def attend(weights: Tensor, v: Tensor, *, mask: Tensor | None = None) -> Tensor:
-        return RoundedProduct.apply(weights, v.float(), dtype).to(dtype)
+        return RoundedProduct.apply(weights, v.float(), dtype, 1.0).to(dtype)
 
     with patch.multiple(functional, scores=scores, attend=attend):
         yield

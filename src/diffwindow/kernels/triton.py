@@ -67,4 +67,4 @@ def backward(call: Call, grad: Tensor, out: Tensor, rows: Tensor, grads: list[Te
     """Fill `grads`."""
     from diffwindow.kernels import triton_launch
 
-    triton_launch.backward(call, grad, rows, grads)
+    triton_launch.backward(call, grad, out, rows, grads)

@@ -11,6 +11,9 @@ Per row, with dA = dO Vᵀ times what dropout kept, and M = F_l G_r + F_r G_l:
   dφ_l = Σ_{from here on} dM G_r + Σ_{up to here} dM F_r = prefix(dM (F_r − G_r)) + dM G_r + Σ dM G_r;
   the softmax takes off Σ φ_l dφ_l = Σ dM M, as M is linear in φ_l. The right boundary is the mirror image.
 With a normalised window A = P M, where P has the sum of A as its divisor: dS = A (dA − D), dM = P (dA − D).
+Where the weights of a row sum to one (additive, normalised), one number may be taken off all its dA, as D
+loses it too. The kernels take off dO · O, which is D but for roundings: otherwise large sums would cancel in
+the totals, which are taken before D is known.
 Where M is cut to 0, dM is 0. Where that is so all over a tile, only φ and its gradient are computed, and:
 multiplicative scores, of which dS = −P D is left; additive scores and dA, but neither the local score nor its
 gradients.
@@ -45,6 +48,13 @@ from diffwindow.kernels.triton_tiles import (
     tile_window,
     weight_logits,
 )
+
+
+class Incoming(NamedTuple):
+    """dO of a block of queries, and the number that each row takes off its dA."""
+
+    rows: Any
+    base: Any
 
 
 class Totals(NamedTuple):
@@ -82,11 +92,12 @@ def load_norms(base, head, row_count, rows, inside):
 
 @triton.jit
 def load_totals(base, head, row_count, rows, inside):
-    """Load the totals of rows from `[head, row, 3]`."""
-    row = base + (head * row_count + rows) * 3
+    """Load the totals of rows, and the base of their dA, from `[head, row, 4]`."""
+    row = base + (head * row_count + rows) * 4
     delta = tl.load(row, mask=inside, other=0.0)
     left = tl.load(row + 1, mask=inside, other=0.0)
-    return Totals(delta, left, tl.load(row + 2, mask=inside, other=0.0))
+    right = tl.load(row + 2, mask=inside, other=0.0)
+    return Totals(delta, left, right), tl.load(row + 3, mask=inside, other=0.0)
 
 
 @triton.jit
@@ -104,12 +115,15 @@ def carry_address(base, head, tile, all_tiles, row_count, rows, how: tl.constexp
 
 @triton.jit
 def weight_gradients(p, place, queries, keys, grad, how: tl.constexpr):
-    """Return the gradients of a tile's weights before dropout, dO Vᵀ, and what dropout keeps."""
+    """Return the gradients of a tile's weights before dropout, dO Vᵀ − base, and what dropout keeps."""
     v = load_keys(p.v, place, keys, how.value)
     kept = 1.0
     if how.dropout:
         kept = kept_share(p, place, queries, keys)
-    return product(grad, tl.trans(v), how) * kept, kept
+    dweights = product(grad.rows, tl.trans(v), how) * kept
+    if how.additive or how.normalize:
+        dweights -= grad.base[:, None]
+    return dweights, kept
 
 
 @triton.jit
@@ -311,8 +325,8 @@ def segment_window_gradient(
 
 @triton.jit
 def query_kernel(
-    p, dout, statistics, row_totals, carries, dq, dq_left, dq_right, dq_local, first_row, last_row, all_tiles,
-    how: tl.constexpr,
+    p, dout, statistics, row_totals, carries, out, dq, dq_left, dq_right, dq_local, first_row, last_row,
+    all_tiles, how: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradients of a block of queries, the totals of its rows, and what they carry.
 
@@ -331,12 +345,17 @@ def query_kernel(
     seeing = inside & (norms.inverse != 0.0)
     queries = load_queries(p, place, rows, seeing, how)
     grad = load_rows(dout, place, rows, seeing, how.value)
+    base = tl.zeros([how.rows], tl.float32)
+    if how.additive or how.normalize:
+        base = tl.sum(grad.to(tl.float32) * load_rows(out, place, rows, seeing, how.value), 1)
+    grad = Incoming(grad, base)
     tiles = count_tiles(p, place, rows, how)
     totals = find_totals(p, place, queries, grad, norms, tiles, how)
-    kept = row_totals + (head * row_count + rows - first_row) * 3
+    kept = row_totals + (head * row_count + rows - first_row) * 4
     tl.store(kept, totals.delta, mask=inside)
     tl.store(kept + 1, totals.left, mask=inside)
     tl.store(kept + 2, totals.right, mask=inside)
+    tl.store(kept + 3, base, mask=inside)
 
     sum_score = tl.zeros([how.rows, how.score], tl.float32)
     sum_left = tl.zeros([how.rows, how.left], tl.float32)
@@ -438,8 +457,8 @@ def key_kernel(
         norms = load_norms(statistics, head, p.shape.queries, rows, inside)
         seeing = inside & (norms.inverse != 0.0)
         queries = load_queries(p, place, rows, seeing, how)
-        grad = load_rows(dout, place, rows, seeing, how.value)
-        totals = load_totals(row_totals, head, row_count, rows - first_row, inside)
+        totals, base = load_totals(row_totals, head, row_count, rows - first_row, inside)
+        grad = Incoming(load_rows(dout, place, rows, seeing, how.value), base)
         address = carry_address(carries, head, tile, all_tiles, row_count, rows - first_row, how)
         # Nobody has been in a tile after the last key, and no causal query in one after itself.
         been = rows < tl.where(first_key < p.shape.keys, last_row, 0)
@@ -450,13 +469,13 @@ def key_kernel(
             p, place, queries, keys, grad, norms, totals, carry, how
         )
         if how.additive or reached:
-            sum_value += product(tl.trans(narrow(met, grad.dtype, how)), grad, how)
+            sum_value += product(tl.trans(narrow(met, grad.rows.dtype, how)), grad.rows, how)
         if reached or not how.normalize:
-            sum_score += product(tl.trans(narrow(gradients[0], grad.dtype, how)), queries.score, how)
+            sum_score += product(tl.trans(narrow(gradients[0], grad.rows.dtype, how)), queries.score, how)
         if how.additive and reached:
-            sum_local += product(tl.trans(narrow(gradients[1], grad.dtype, how)), queries.local, how)
-        sum_left += product(tl.trans(narrow(gradients[2], grad.dtype, how)), queries.left, how)
-        sum_right += product(tl.trans(narrow(gradients[3], grad.dtype, how)), queries.right, how)
+            sum_local += product(tl.trans(narrow(gradients[1], grad.rows.dtype, how)), queries.local, how)
+        sum_left += product(tl.trans(narrow(gradients[2], grad.rows.dtype, how)), queries.left, how)
+        sum_right += product(tl.trans(narrow(gradients[3], grad.rows.dtype, how)), queries.right, how)
     give(dv, place, keys, sum_value, how.value, how, add)
     give(dk, place, keys, sum_score * p.score.scale, how.score, how, add)
     give(dk_left, place, keys, sum_left * p.left.scale, how.left, how, add)

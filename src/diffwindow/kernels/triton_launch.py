@@ -35,7 +35,7 @@ def _forward(call: Call, out: Tensor, rows: Tensor, block: Block) -> None:
     _launch(forward_kernel, programs, call.q, block, problem, matrix(out), rows, how=options)
 
 
-def backward(call: Call, grad: Tensor, rows: Tensor, grads: list[Tensor]) -> None:
+def backward(call: Call, grad: Tensor, out: Tensor, rows: Tensor, grads: list[Tensor]) -> None:
     """Fill `grads`."""
     if call.q.shape[2] == 0:
         for x in grads:
@@ -43,12 +43,14 @@ def backward(call: Call, grad: Tensor, rows: Tensor, grads: list[Tensor]) -> Non
         return
 
     def run(blocks: Blocks) -> None:
-        _backward(call, grad, rows, grads, blocks)
+        _backward(call, grad, out, rows, grads, blocks)
 
     run(tuned("backward", call, run))
 
 
-def _backward(call: Call, grad: Tensor, rows: Tensor, grads: list[Tensor], blocks: Blocks) -> None:
+def _backward(
+    call: Call, grad: Tensor, out: Tensor, rows: Tensor, grads: list[Tensor], blocks: Blocks
+) -> None:
     problem, options = describe(call, blocks.query)
     by_name = dict(zip(call.differentiable, grads, strict=True))
     at_once = call.q.shape[2] <= QUERIES_AT_ONCE
@@ -67,11 +69,11 @@ def _backward(call: Call, grad: Tensor, rows: Tensor, grads: list[Tensor], block
     for first, last in _runs(call.q.shape[2]):
         carried = (heads, tiles, 6 if options.segments == "long" else 4, last - first)
         carries = torch.empty(carried, dtype=torch.float32, device=call.q.device)
-        totals = torch.empty(heads, last - first, 3, dtype=torch.float32, device=call.q.device)
+        totals = torch.empty(heads, last - first, 4, dtype=torch.float32, device=call.q.device)
         inputs = (problem, matrix(grad), rows, totals, carries)
         extent = (first, last, tiles)
         programs = heads * _ceil_div(last - first, blocks.query.rows)
-        _launch(query_kernel, programs, call.q, blocks.query, *inputs, *dq, *extent, how=options)
+        _launch(query_kernel, programs, call.q, blocks.query, *inputs, matrix(out), *dq, *extent, how=options)
         _launch(
             key_kernel,
             heads * tiles,
