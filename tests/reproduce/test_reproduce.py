@@ -77,15 +77,19 @@ def test_learning_is_what_validations_gave_and_not_the_final_model(tmp_path):
     jobs = jobs_of(table, SMOKE, (1, 2), tmp_path)
     for job in jobs:
         job.folder.mkdir(parents=True)
+        shares = {"keys_outside": 0.2 * job.seed, "tiles_outside": 0.125}
         records = [
             {"update": 1, "kind": "train", "loss": 1.0},
             {"update": 1, "kind": "valid", "accuracy": 0.5},
-            {"update": 2, "kind": "valid", "accuracy": 0.6 + 0.1 * job.seed},
+            {"update": 2, "kind": "valid", "accuracy": 0.6 + 0.1 * job.seed, **shares},
             {"update": 2, "kind": "final", "accuracy": 0.9},
         ]
         (job.folder / "log.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     found = findings(table, SMOKE, [_outcome(job, 90.0) for job in jobs], "…")
     assert found["columns"][0]["rows"][0]["learning"] == [(1, 50.0), (2, pytest.approx(75.0))]
+    assert found["columns"][0]["rows"][0]["outside"] == [(2, pytest.approx(0.3), 0.125)]
+    shown = "| keys and tiles outside of windows, % | after 2 updates |\n| --- | --- |\n"
+    assert f"{shown}| Transformer | 30.0 and 12.5 |" in markdown(found)
 
 
 @pytest.fixture(scope="module")

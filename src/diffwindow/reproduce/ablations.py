@@ -140,7 +140,8 @@ DECODERS = Table(
     (LM,),
     (
         *(Row(text, text) for text in ("Global", "Dec(Rel)@all", "Dec(MW)", "Dec(AW)")),
-        *(Row(text, text) for text in ("Dec(Fox)@all", "Dec(Stick)@all")),
+        # their papers have no other positions
+        *(Row(text, text, ("model.positions=none",)) for text in ("Dec(Fox)@all", "Dec(Stick)@all")),
         *(_rotary(text) for text in ("Global", "Dec(MW)", "Dec(AW)")),
     ),
 )

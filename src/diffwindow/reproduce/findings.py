@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
@@ -64,9 +64,7 @@ def _column(table: Table, column: Column, outcomes: Sequence[FinishedJob]) -> Fi
     }
     # a further test set has the runs of another column, which shows how they learned
     trained = done if column in table.columns else []
-    learning = {
-        row.key: _learning(column, [o.job.folder for o in trained if o.job.row == row]) for row in table.rows
-    }
+    logs = {row.key: _validations(o.job.folder for o in trained if o.job.row == row) for row in table.rows}
     terms = {
         row.key: {
             o.job.seed: found for o in done if o.job.row == row if (found := outcomes_of(o.job)) is not None
@@ -74,7 +72,11 @@ def _column(table: Table, column: Column, outcomes: Sequence[FinishedJob]) -> Fi
         for row in table.rows
     }
     base = table.rows[0]
-    rows = [_row(row, base, column, results, terms) | {"learning": learning[row.key]} for row in table.rows]
+    rows = [
+        _row(row, base, column, results, terms)
+        | {"learning": _learning(column, logs[row.key]), "outside": _outside(logs[row.key])}
+        for row in table.rows
+    ]
     ours = {row["key"]: row["ours"]["mean"] for row in rows if row["ours"]}
     paper = {row.key: row.paper[column.name] for row in table.rows if column.name in row.paper}
     experiment = ended[0].job.experiment
@@ -179,15 +181,34 @@ def _windows(metrics: Sequence[Result]) -> dict[str, float]:
     return {name: fmean(layer[name] for layer in layers) for name in names}
 
 
-def _learning(column: Column, folders: Sequence[Path]) -> list[tuple[int, float]]:
-    """Return the validations by update, means over the runs that have a log."""
+def _validations(folders: Iterable[Path]) -> list[dict[str, dict[int, float]]]:
+    """Return what the validations of each run that has a log gave: by name, then by update."""
     # imported here because it takes a moment
     from diffwindow.figures.learning_curves import series
     from diffwindow.training.logs import read_records
     from diffwindow.training.run_folder import LOG
 
-    name, factor = ("accuracy", 100.0) if column.metric == "accuracy" else ("perplexity", 1.0)
     logs = [read_records(folder / LOG) for folder in folders if (folder / LOG).exists()]
-    curves = [dict(zip(*series(log, "valid").get(name, ((), ())), strict=True)) for log in logs]
+    return [
+        {name: dict(zip(*points, strict=True)) for name, points in series(log, "valid").items()}
+        for log in logs
+    ]
+
+
+def _by_update(logs: Sequence[Mapping[str, Mapping[int, float]]], name: str) -> list[tuple[int, float]]:
+    """Return the means over runs of what validations gave, for the updates that all have."""
+    curves = [log.get(name, {}) for log in logs]
     updates = sorted(set.intersection(*map(set, curves))) if curves else []
-    return [(update, factor * fmean(curve[update] for curve in curves)) for update in updates]
+    return [(update, fmean(curve[update] for curve in curves)) for update in updates]
+
+
+def _learning(column: Column, logs: Sequence[Mapping[str, Mapping[int, float]]]) -> list[tuple[int, float]]:
+    """Return the validations by update: accuracy in per cent, or perplexity."""
+    name, factor = ("accuracy", 100.0) if column.metric == "accuracy" else ("perplexity", 1.0)
+    return [(update, factor * value) for update, value in _by_update(logs, name)]
+
+
+def _outside(logs: Sequence[Mapping[str, Mapping[int, float]]]) -> list[tuple[int, float, float]]:
+    """Return the shares of keys and of tiles outside of windows by update, if validations counted them."""
+    keys, tiles = (_by_update(logs, f"{what}_outside") for what in ("keys", "tiles"))
+    return [(update, share, of_tiles) for (update, share), (_, of_tiles) in zip(keys, tiles, strict=True)]

@@ -54,7 +54,9 @@ def result_of(job: Job) -> Result | None:
 def outcomes_of(job: Job) -> Terms | None:
     """Read the outcome of each example of the split; None if the run is older than such files."""
     path = job.folder / OUTCOMES
-    return load_outcomes(path).get(job.column.split) if path.is_file() else None
+    found = load_outcomes(path) if path.is_file() else {}
+    # runs from before there were further test sets have one set, without its name
+    return found.get(job.column.split, found.get("terms"))
 
 
 def arguments_of(job: Job) -> tuple[str, ...]:

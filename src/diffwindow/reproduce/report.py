@@ -94,6 +94,8 @@ def _column(column: Finding, scale: str) -> list[str]:
     texts += [_groups(column, by) for by in GROUPS if any(row["groups"][by] for row in column["rows"])]
     if any(row["windows"] for row in column["rows"]):
         texts.append(_windows(column))
+    if any(row.get("outside") for row in column["rows"]):
+        texts.append(_outside(column))
     return texts
 
 
@@ -138,6 +140,18 @@ def _windows(column: Finding) -> str:
         for row in column["rows"]
         if row["windows"]
     ]
+    return _table(heads, lines)
+
+
+def _outside(column: Finding) -> str:
+    """Show how much lay outside of the windows at each validation; older reports did not keep it."""
+    rows = {row["label"]: row["outside"] for row in column["rows"] if row.get("outside")}
+    updates = sorted({update for shares in rows.values() for update, *_ in shares})
+    heads = ["keys and tiles outside of windows, %", *(f"after {update:,} updates" for update in updates)]
+    lines = []
+    for label, shares in rows.items():
+        cells = {update: f"{100 * keys:.1f} and {100 * tiles:.1f}" for update, keys, tiles in shares}
+        lines.append([label, *(cells.get(update, "") for update in updates)])
     return _table(heads, lines)
 
 
