@@ -56,7 +56,8 @@ def settings_page() -> str:
     parts = [
         "# Settings\n\nEvery key of a config: `diffwindow train PRESET train.lr=5e-4`, or a YAML file with "
         "these sections ([training](../guides/training.md#the-config)). The defaults are those of the "
-        "classes; a preset has its own, which `diffwindow describe PRESET --json` prints."
+        "classes; a preset may have others (`diffwindow describe PRESET --json` prints those of its model, "
+        "and `run.json` in a run folder has all)."
     ]
     for heading, prefix, section in SETTINGS:
         rows = [
