@@ -95,6 +95,13 @@ def test_many_random_configurations():
         check(draw(seed, "triton"), "triton")
 
 
+def test_widths_are_padded_to_what_a_product_takes():
+    # What NVIDIA's matrix units take of 16 bits, and `tl.dot` of fp32; powers of two from there on.
+    widths = {width: torch.empty(1, 1, 1, width) for width in (0, 1, 8, 9, 20, 64)}
+    assert [triton_launch.padded(x) for x in widths.values()] == [8, 8, 8, 16, 32, 64]
+    assert [triton_launch.padded(x.bfloat16()) for x in widths.values()] == [16, 16, 16, 16, 32, 64]
+
+
 @KINDS
 def test_output_and_gradients_given_the_dropout_mask(additive, monkeypatch):
     config = Configuration(additive=additive, **(SMALL | {"batch": 2}))

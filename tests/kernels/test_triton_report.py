@@ -77,6 +77,14 @@ def test_every_option_compiles(options, count):
     assert all(row["fits"] and row["matrix_products"] == row["products"] for row in found), found
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+def test_narrow_pointers_compile_in_fp32():
+    found = rows("--options", "tolerance", "--width", "64", "--type", "fp32")
+    assert len(found) == 18
+    assert all(row["fits"] for row in found), found
+
+
 def test_occupancy_is_bounded_by_registers_memory_and_warps():
     a100 = triton_report.TARGETS["sm_80"]
     # 65,536 registers hold 2,048 threads of 32, 512 of 128 or 256 of 255 (which are given as 256).

@@ -132,20 +132,21 @@ def describe(call: Call, block: Block) -> tuple[Problem, Options]:
         dropout=call.dropout_p > 0,
         precision="tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee",
         interpreted_bf16=interpreted() and call.q.dtype == torch.bfloat16,
-        score=padded(call.q.shape[-1]),
-        left=padded(call.q_left.shape[-1]),
-        right=padded(call.q_right.shape[-1]),
-        local=padded(0 if call.q_local is None else call.q_local.shape[-1]),
-        value=padded(call.v.shape[-1]),
+        score=padded(call.q),
+        left=padded(call.q_left),
+        right=padded(call.q_right),
+        local=padded(call.q if call.q_local is None else call.q_local),
+        value=padded(call.v),
         rows=block.rows,
         keys=block.keys,
     )
     return problem, options
 
 
-def padded(width: int) -> int:
-    """Round a head width up to what a matrix instruction takes."""
-    return max(16, 1 << (width - 1).bit_length()) if width else 16
+def padded(x: Tensor) -> int:
+    """Round a head width up to a power of two, and to the least that a product takes in the tensor's type."""
+    least = 8 if x.dtype == torch.float32 else 16
+    return max(least, 1 << (x.shape[-1] - 1).bit_length())
 
 
 def count_tiles(call: Call, shape: Any) -> int:
