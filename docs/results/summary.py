@@ -80,8 +80,10 @@ def _gain(row: dict[str, Any], base: dict[str, Any], metric: str) -> dict[str, A
 
 def verdict(gain: dict[str, Any]) -> str:
     """Say what a gain shows: two seeds and an interval without zero are needed to say that it helps."""
-    if gain["reach"] is None or gain["seeds"] < 2:
+    if gain["seeds"] < 2:
         return "a hint: one seed"
+    if gain["reach"] is None:
+        return "a hint: no interval"
     if abs(gain["gain"]) <= gain["reach"]:
         return "cannot be told from chance"
     return "better" if gain["gain"] > 0 else "worse"

@@ -108,7 +108,7 @@ def test_outcomes_of_other_examples_cannot_be_paired():
         (5, 0.05),
         *(
             pytest.param(seeds, between, marks=pytest.mark.slow)
-            for seeds in (3, 5, 10)
+            for seeds in (2, 3, 5, 10)
             for between in (0.0, 0.02, 0.1)
         ),
     ],
@@ -117,7 +117,8 @@ def test_intervals_hold_the_truth_as_often_as_they_say(seeds, between):
     """Simulate gains of zero: seeds, examples and both together vary; 95 % of intervals must hold zero.
 
     400 trials leave a standard error of 1.1 points; Satterthwaite's degrees are an approximation, which may
-    be a few points off with three seeds. An interval over examples alone would hold zero in 50 to 80 %.
+    be a few points off with few seeds, five with two. An interval over examples alone would hold zero in 50
+    to 80 %.
     """
     rng = np.random.default_rng(6)
     trials, examples, held = 400, 200, 0
@@ -126,4 +127,4 @@ def test_intervals_hold_the_truth_as_often_as_they_say(seeds, between):
         gains = gains + 0.5 * rng.normal(size=(seeds, examples))
         found = gain_interval(terms_of(gains), terms_of(np.zeros_like(gains)), mean_of, replicates=60)
         held += abs(found.gain) <= found.reach
-    assert 0.91 <= held / trials <= 0.99
+    assert (0.87 if seeds == 2 else 0.91) <= held / trials <= 0.99
