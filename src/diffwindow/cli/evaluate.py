@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from diffwindow.data.store import Store
     from diffwindow.decoding.translate import Search
     from diffwindow.evaluation.evaluate import Evaluation
+    from diffwindow.evaluation.new_files import NewFiles
     from diffwindow.tasks.trained_model import Trained
 
 
@@ -62,51 +63,75 @@ def evaluate(
     Two runs are compared by sacreBLEU's paired bootstrap (translation) or McNemar's exact test (labels).
     Several processes share the work: torchrun --nproc-per-node 2 -m diffwindow evaluate …
     """
+    test_set = {"--data": data, "--source": source, "--labels": labels, "--text": text}
     if hypothesis:
-        if run or source or labels or text or data or not reference:
+        if run or any(test_set.values()) or not reference:
             raise ValueError("--hypothesis goes with --reference and --target-lang alone, without a run")
         _score_files(hypothesis, reference, target_lang, as_json=as_json)
         return
     if run is None:
         raise ValueError("give the folder of a run, or --hypothesis with --reference")
-    if (source is None) != (reference is None):
-        raise ValueError("--source and --reference go together: new sentences and their translations")
-    given = {"--data": data, "--source": source, "--labels": labels, "--text": text}
-    chosen = [name for name, path in given.items() if path]
-    if len(chosen) > 1:
-        raise ValueError(f"{' and '.join(chosen)} are two test sets; give one")
-    for name, path in {**given, "--reference": reference}.items():
-        if path == STANDARD:
-            raise ValueError(f"{name} - is stdin, but a test set is read more than once; save it to a file")
+    _check_test_set(test_set, reference)
     for folder in (run, against) if against else (run,):
         check_folder(folder)
     from diffwindow.cli.evaluation_report import as_text
     from diffwindow.data.readers import Columns
     from diffwindow.data.store import is_store
-    from diffwindow.evaluation.evaluate import compare
-    from diffwindow.evaluation.evaluate import evaluate as evaluated
-    from diffwindow.evaluation.new_files import SPLIT, NewFiles, new_store
+    from diffwindow.evaluation.new_files import SPLIT, NewFiles
     from diffwindow.files import to_json
+    from diffwindow.inference.model import configured_search, open_model
+
+    def open_run(folder: Path) -> tuple[Trained, Search]:
+        trained = open_model(folder, device=device)
+        if target_lang:
+            trained = trained.with_language("target", target_lang)
+        return trained, _search(configured_search(folder), beam=beam, length_penalty=length_penalty)
+
+    raw = data if data and not is_store(data) else None
+    files = NewFiles(source, reference, labels, text, raw, Columns(text_column, label_column))
+    split = SPLIT if files.paths and not raw else split
+    report = _evaluate_runs(run, against, data, files, split, open_run)
+    if report is not None:
+        print(to_json(report, indent=2) if as_json else "\n".join(as_text(report)))
+
+
+def _check_test_set(test_set: dict[str, Path | None], reference: Path | None) -> None:
+    """Raise unless the options name at most one test set, in files that can be read twice."""
+    if (test_set["--source"] is None) != (reference is None):
+        raise ValueError("--source and --reference go together: new sentences and their translations")
+    chosen = [name for name, path in test_set.items() if path]
+    if len(chosen) > 1:
+        raise ValueError(f"{' and '.join(chosen)} are two test sets; give one")
+    for name, path in {**test_set, "--reference": reference}.items():
+        if path == STANDARD:
+            raise ValueError(f"{name} - is stdin, but a test set is read more than once; save it to a file")
+
+
+def _evaluate_runs(
+    run: Path,
+    against: Path | None,
+    data: Path | None,
+    files: NewFiles,
+    split: str,
+    open_run: Callable[[Path], tuple[Trained, Search]],
+) -> dict[str, Any] | None:
+    """Evaluate a run, and another on the same examples; return the report in rank 0, None elsewhere."""
+    from diffwindow.evaluation.evaluate import compare
+    from diffwindow.evaluation.evaluate import evaluate as evaluate_task
+    from diffwindow.evaluation.new_files import new_store
     from diffwindow.progress import show_progress
     from diffwindow.sharing import sharing
     from diffwindow.training.distributed import connected
 
-    raw = data if data and not is_store(data) else None
-    new = NewFiles(source, reference, labels, text, raw, Columns(text_column, label_column))
-    split = SPLIT if new.paths and not raw else split
-
-    def opened(folder: Path, stage: str) -> tuple[Trained, Callable[[], Evaluation]]:
-        """Open everything first, so that a mistake in either run is reported before one is scored."""
-        trained = open_trained(folder, device, target_lang)
+    def prepare(folder: Path, stage: str) -> tuple[Trained, Callable[[], Evaluation]]:
+        trained, search = open_run(folder)
         # each run reads new files with its own tokenizer; a store has one tokenizer
-        own = store if store is not None else stack.enter_context(new_store(trained, new, split))
-        task = trained.task(own)
-        search = search_of(folder, beam=beam, length_penalty=length_penalty)
+        own = store if store is not None else stack.enter_context(new_store(trained, files, split))
 
         def report(done: int, total: int) -> None:
             progress(stage, done / total)
 
-        return trained, partial(evaluated, trained, task, split, search, progress=report)
+        return trained, partial(evaluate_task, trained, trained.task(own), split, search, progress=report)
 
     with (
         interruptible("nothing was scored"),
@@ -115,33 +140,33 @@ def evaluate(
         show_progress(wanted=world.main) as progress,
         ExitStack() as stack,
     ):
+        # open everything first, so that a mistake in either run is reported before one is scored
         with world.together():
-            store = None if new.paths else open_store(run, data)
+            store = None if files.paths else open_store(run, data)
             if store is not None:
                 # hashed here, so that damaged files stop all processes
                 store.split(split)
-            trained, score = opened(run, "translating")
-            second = opened(against, "translating the other") if against else None
-        found = score()
+            trained, score = prepare(run, "translating")
+            second = prepare(against, "translating the other") if against else None
+        evaluation = score()
         report: dict[str, Any] = {
             "run": str(run),
-            "corpus": ", ".join(map(str, [store.folder] if store is not None else new.paths)),
+            "corpus": ", ".join(map(str, [store.folder] if store is not None else files.paths)),
             "split": None if store is None else split,
             "attention": trained.model.config.attention,
             "parameters": sum(parameter.numel() for parameter in trained.model.parameters()),
-            "metrics": found.metrics,
+            "metrics": evaluation.metrics,
         }
         if second:
             other, score_other = second
-            found_other = score_other()
+            other_evaluation = score_other()
             report["against"] = {
                 "run": str(against),
                 "attention": other.model.config.attention,
-                "metrics": found_other.metrics,
-                "comparison": compare(found, found_other),
+                "metrics": other_evaluation.metrics,
+                "comparison": compare(evaluation, other_evaluation),
             }
-    if world.main:
-        print(to_json(report, indent=2) if as_json else "\n".join(as_text(report)))
+    return report if world.main else None
 
 
 def _score_files(hypothesis: Path, reference: Path, language: str | None, *, as_json: bool) -> None:
@@ -170,24 +195,6 @@ def _score_files(hypothesis: Path, reference: Path, language: str | None, *, as_
     print(to_json(report, indent=2) if as_json else "\n".join(lines))
 
 
-def open_trained(folder: Path, device: str, target_lang: str | None = None) -> Trained:
-    """Open the model of a run folder or a model folder, on a device; `target_lang` changes its record."""
-    import torch
-
-    from diffwindow.tasks.trained_model import Trained
-
-    if device == "auto":
-        device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
-    trained = Trained.load(folder)
-    if target_lang:
-        trained = trained.with_language("target", target_lang)
-    try:
-        trained.model.to(device)
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"--device {device}: {str(error).splitlines()[0]}") from None
-    return trained
-
-
 def open_store(run: Path, data: Path | None) -> Store:
     """Open the given corpus, or that of the run."""
     from diffwindow.data.store import Store
@@ -201,14 +208,10 @@ def open_store(run: Path, data: Path | None) -> Store:
     return Store.open(data)
 
 
-def search_of(run: Path, *, beam: int | None, length_penalty: float | None) -> Search:
+def _search(own: Search, *, beam: int | None, length_penalty: float | None) -> Search:
     """Return the search of a run, changed by the options of the command line."""
-    from diffwindow.decoding.translate import Search
-    from diffwindow.training.config import SearchConfig
-    from diffwindow.training.run_folder import CONFIG, Run
-
-    own = Run.open(run).config.search if (run / CONFIG).is_file() else SearchConfig()
-    return Search(
+    return replace(
+        own,
         beam=own.beam if beam is None else beam,
         length_penalty=own.length_penalty if length_penalty is None else length_penalty,
     )

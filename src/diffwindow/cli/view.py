@@ -71,7 +71,7 @@ def view(
     diffwindow view RUN "the keys to the cabinet" --against PLAIN --checkpoints --out windows.html
     """
     from diffwindow.cli.errors import interruptible
-    from diffwindow.cli.evaluate import open_trained
+    from diffwindow.inference.model import open_model
 
     modes = {
         "a text": text is not None,
@@ -86,8 +86,8 @@ def view(
         )
     figures = [path for path in (png, svg, pdf) if path is not None]
     _check_endings({".html": out, ".png": png, ".svg": svg, ".pdf": pdf})
-    trained = open_trained(run, device)
-    other = open_trained(against, device) if against else None
+    trained = open_model(run, device=device)
+    other = open_model(against, device=device) if against else None
     if serve:
         _serve(trained, other, host=host, port=port)
         return

@@ -51,6 +51,26 @@ class Score:
     token_log_probs: list[float]
 
 
+def open_model(path: Path, *, device: str = "auto", dtype: torch.dtype | None = None) -> Trained:
+    """Open the model of a run folder or a model folder on a device; "auto" takes a GPU if there is one."""
+    if device == "auto":
+        device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
+    trained = Trained.load(path)
+    try:
+        trained.model.to(device=device, dtype=dtype)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device={device!r}: {str(error).splitlines()[0]}") from None
+    return trained
+
+
+def configured_search(path: Path) -> Search:
+    """Return how a run was configured to decode; the defaults for a model folder."""
+    if not (path / CONFIG).is_file():
+        return Search()
+    own = Run.open(path).config.search
+    return Search(beam=own.beam, length_penalty=own.length_penalty)
+
+
 def load(
     path: Folder | Sequence[Folder], *, device: str = "auto", dtype: torch.dtype | None = None
 ) -> "LoadedModel":
@@ -63,7 +83,10 @@ def load(
         raise ValueError("there is no folder to load; name at least one")
     if dtype is not None and not dtype.is_floating_point:
         raise ValueError(f"dtype={dtype} is not a floating-point type, which weights need")
-    return LoadedModel([_opened(Path(one), device, dtype) for one in paths], _search_of(Path(paths[0])))
+    members = [open_model(Path(one), device=device, dtype=dtype) for one in paths]
+    for member in members:
+        member.model.requires_grad_(False)
+    return LoadedModel(members, configured_search(Path(paths[0])))
 
 
 class LoadedModel:
@@ -195,25 +218,6 @@ class LoadedModel:
         if not isinstance(model, kind):
             raise ValueError(f"{self.members[0].folder} holds a {_named(model)}, which does not {purpose}")
         return model
-
-
-def _opened(path: Path, device: str, dtype: torch.dtype | None) -> Trained:
-    if device == "auto":
-        device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
-    trained = Trained.load(path)
-    try:
-        trained.model.to(device=device, dtype=dtype)
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"device={device!r}: {str(error).splitlines()[0]}") from None
-    trained.model.requires_grad_(False)
-    return trained
-
-
-def _search_of(path: Path) -> Search:
-    if not (path / CONFIG).is_file():
-        return Search()
-    own = Run.open(path).config.search
-    return Search(beam=own.beam, length_penalty=own.length_penalty)
 
 
 def _check_ensemble(members: Sequence[Trained]) -> None:
