@@ -1,6 +1,7 @@
 """Windows with a tolerance, and normalised ones, in the Triton kernels: results, and skipped tiles."""
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -135,25 +136,54 @@ def test_what_a_window_does_not_reach_is_not_read(kind, hidden):
         assert torch.equal(found, clean)
 
 
-@pytest.mark.parametrize("places", [IN_ONE_TILE, JUMPING[:20]], ids=["one tile", "every tile"])
-def test_local_products_are_skipped_where_no_window_reaches(places, monkeypatch):
-    shapes = []
+# Products per tile that a window reaches and per other tile, of forward, of both sweeps over keys and of the
+# sweep over queries: those for φ and its gradients, and what else is left.
+PRODUCTS = {
+    "multiplicative": ((4 + 2) + (6 + 5) + (4 + 4), (4 + 1) + (6 + 2) + (4 + 2)),
+    "additive": ((4 + 3) + (6 + 8) + (4 + 6), (4 + 2) + (6 + 5) + (4 + 4)),
+    "normalised": ((4 + 2) + (6 + 5) + (4 + 4), 4 + 6 + 4),
+}
+
+
+@pytest.mark.parametrize("kind", CALLS)
+@pytest.mark.parametrize(("places", "tiles"), [(IN_ONE_TILE, 1), (JUMPING[:20], 3)], ids=["one", "all"])
+def test_products_are_skipped_where_no_window_reaches(kind, places, tiles, monkeypatch):
+    count = 0
     multiply = interpreter.InterpreterBuilder.create_dot
 
-    def create_dot(self, a, b, *arguments):
-        shapes.append((*a.data.shape, *b.data.shape))
-        return multiply(self, a, b, *arguments)
+    def create_dot(*arguments):
+        nonlocal count
+        count += 1
+        return multiply(*arguments)
 
     monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)
-    inputs = pointing("additive", places, keys=48)
-    for place in (0, 1, 7, 8):
-        inputs[place] = torch.ones(1, 1, inputs[place].shape[2], 128, requires_grad=True)
-    out = call(inputs, impl="triton", window_tolerance=0.1)
+    inputs = pointing(kind, places)
+    out = call(inputs, impl="triton", **CALLS[kind])
     torch.autograd.grad(out.sum(), inputs)
-    # Each tile has its score in forward, in both sweeps over keys and in the sweep over queries, and the
-    # gradients of queries and keys; if it is reached, the same again for the local score.
-    reached = 1 if places == IN_ONE_TILE else 3
-    assert sum(128 in shape for shape in shapes) == 6 * 3 + 6 * reached
+    near, far = PRODUCTS[kind]
+    assert count == tiles * near + (3 - tiles) * far
+
+
+@pytest.mark.parametrize("kind", CALLS)
+def test_the_roofline_counts_the_same_products(kind, monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    import roofline
+
+    counts = zip(*(roofline.OURS[kernel, kind] for kernel in ("forward", "query", "key")), strict=True)
+    assert tuple(sum(each.pointers + each.heads for each in side) for side in counts) == PRODUCTS[kind]
+
+
+def test_the_roofline_counts_the_tiles_that_a_block_reaches(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    import roofline
+
+    # Windows of 10 keys that start at any key, for blocks of 3 queries and tiles of 4 keys.
+    block, keys = triton_blocks.Block(3, 4, 1, 1), 1000
+    reached = [(start + 2 + 10 - 1) // 4 - start // 4 + 1 for start in range(4)]
+    share = sum(reached) / 4 * 4 / keys
+    problem = roofline.Problem(1, keys, 64, 64, 10 / keys, 0.1)
+    assert roofline.reached(block, problem) == pytest.approx(share)
+    assert roofline.reached(block, problem._replace(tolerance=0.0)) == 1.0
 
 
 @pytest.mark.parametrize("normalize", [False, True])
