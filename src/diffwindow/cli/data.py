@@ -14,6 +14,7 @@ from diffwindow.cli.options import LabelColumn, TextColumn
 
 if TYPE_CHECKING:
     from diffwindow.data.prepare import Estimate
+    from diffwindow.data.readers import Columns
     from diffwindow.data.recipe import Recipe
 
 app = typer.Typer(help="The corpora: what there is, and how to get it.", no_args_is_help=True)
@@ -72,12 +73,10 @@ def prepare(
     """
     from diffwindow.cli.errors import naming_data_option
     from diffwindow.data.corpora import GENERATED, recipe_of
-    from diffwindow.data.own_files import labelled_recipe, plain_text, tsv_pairs, two_files
     from diffwindow.data.readers import Columns
-    from diffwindow.data.recipe import Recipe
 
-    options = {"a corpus": corpus, "--source": source, "--tsv": tsv, "--labels": labels, "--text": text}
-    chosen = [name for name, given in options.items() if given]
+    inputs = {"a corpus": corpus, "--source": source, "--tsv": tsv, "--labels": labels, "--text": text}
+    chosen = [name for name, given in inputs.items() if given]
     if len(chosen) != 1:
         raise ValueError(
             "give one of a corpus, --source with --target, --tsv, --labels or --text, "
@@ -88,39 +87,60 @@ def prepare(
         "valid": (valid_source, valid_target),
         "test": (test_source, test_target),
     }
-    if not source and any(left or right for left, right in sides.values()):
-        raise ValueError(f"--target, --valid-… and --test-… go with --source, not with {chosen[0]}")
-    alone = tsv or labels or text
-    if not alone and (valid or test):
-        raise ValueError(f"--valid and --test go with --tsv, --labels or --text, not with {chosen[0]}")
-    if not labels and (text_column or label_column):
-        raise ValueError(f"--text-column and --label-column go with --labels, not with {chosen[0]}")
-    if (source_lang or target_lang) and not (source or tsv):
-        raise ValueError(f"--source-lang and --target-lang go with --source or --tsv, not with {chosen[0]}")
+    languages = {"source": source_lang, "target": target_lang}
+    two_sided = any(left or right for left, right in sides.values())
+    for options, value, partners in (
+        ("--target, --valid-… and --test-…", two_sided, ("--source",)),
+        ("--valid and --test", valid or test, ("--tsv", "--labels", "--text")),
+        ("--text-column and --label-column", text_column or label_column, ("--labels",)),
+        ("--source-lang and --target-lang", source_lang or target_lang, ("--source", "--tsv")),
+    ):
+        if value and chosen[0] not in partners:
+            raise ValueError(f"{options} go with {_either(partners)}, not with {chosen[0]}")
     if (rows or seed) and corpus not in GENERATED:
         raise ValueError(f"--rows and --seed are for a generated corpus, one of {', '.join(GENERATED)}")
-    languages = {"source": source_lang, "target": target_lang}
     with _naming_options(), naming_data_option():
         if corpus:
             recipe = recipe_of(corpus, data, rows=rows, seed=seed)
-        elif alone:
-            given = {"train": alone, "valid": valid, "test": test}
-            files = {split: _existing(file) for split, file in given.items() if file}
-            if labels:
-                recipe = labelled_recipe(files, Columns(text_column, label_column), skip_bad=skip_bad)
-            else:
-                read, task = (plain_text, "lm") if text else (tsv_pairs, "translation")
-                recipe = Recipe(alone.name, task, {split: read(file) for split, file in files.items()})
+        elif source:
+            recipe = _parallel_recipe(str(source), sides)
         else:
-            splits = {
-                split: two_files(_existing(left, f"--{split}-source"), _existing(right, f"--{split}-target"))
-                for split, (left, right) in sides.items()
-                if left or right
-            }
-            recipe = Recipe(str(source), "translation", splits)
+            files = {"train": tsv or labels or text, "valid": valid, "test": test}
+            columns = Columns(text_column, label_column)
+            recipe = _file_recipe(chosen[0], files, columns, skip_bad=skip_bad)
         known = {field: language for field, language in languages.items() if language}
         recipe = recipe.adjusted(vocab_size=vocab_size, moses=moses, languages=known)
         _run(recipe, out, tokenizer, workers, skip_bad=skip_bad, dry_run=dry_run)
+
+
+def _either(names: Sequence[str]) -> str:
+    *first, last = names
+    return f"{', '.join(first)} or {last}" if first else last
+
+
+def _parallel_recipe(name: str, sides: dict[str, tuple[File, File]]) -> Recipe:
+    """Return the recipe of a source and a target file for each split."""
+    from diffwindow.data.own_files import two_files
+    from diffwindow.data.recipe import Recipe
+
+    splits = {
+        split: two_files(_existing(left, f"--{split}-source"), _existing(right, f"--{split}-target"))
+        for split, (left, right) in sides.items()
+        if left or right
+    }
+    return Recipe(name, "translation", splits)
+
+
+def _file_recipe(option: str, files: dict[str, File], columns: Columns, *, skip_bad: bool) -> Recipe:
+    """Return the recipe of one file per split, of the kind that the option names."""
+    from diffwindow.data.own_files import labelled_recipe, plain_text, tsv_pairs
+    from diffwindow.data.recipe import Recipe
+
+    existing = {split: _existing(file) for split, file in files.items() if file}
+    if option == "--labels":
+        return labelled_recipe(existing, columns, skip_bad=skip_bad)
+    read, task = (plain_text, "lm") if option == "--text" else (tsv_pairs, "translation")
+    return Recipe(existing["train"].name, task, {split: read(file) for split, file in existing.items()})
 
 
 @contextmanager
