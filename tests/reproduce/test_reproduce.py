@@ -66,7 +66,7 @@ def test_columns_that_a_scale_lacks_are_left_out_unless_named(tmp_path, monkeypa
     arguments = ["reproduce", "table5", "--scale", "mini", "--out", str(tmp_path)]
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.output
-    assert "left out, for they have no mini scale: sva\n" in done.output
+    assert "left out, because they have no mini scale: sva\n" in done.output
     named = CliRunner().invoke(app, [*arguments, "--columns", "sva"])
     assert named.exit_code == 1
     assert "has no mini scale" in str(named.output) + str(named.exception)

@@ -6,7 +6,7 @@ from diffwindow.data.corpora import recipe_of
 from diffwindow.data.own_files import plain_text
 from diffwindow.data.prepare import prepare
 from diffwindow.data.recipe import Recipe
-from diffwindow.tasks.presets import chosen, preset
+from diffwindow.tasks.presets import describe_sizes, preset
 from diffwindow.tasks.sizes import SIZES, example_settings, size_of
 from diffwindow.training.overrides import resolve
 
@@ -39,14 +39,14 @@ def test_a_task_takes_its_sizes_from_the_store(tmp_path, name, corpus):
     config = resolve(name, ["train.max_updates=7"], {"data.path": str(store.folder)})
     assert (config.name, config.data.corpus, config.train.max_updates) == (name, corpus, 7)
     assert config.train.save_every < 1000, "a tiny corpus is saved often"
-    assert chosen(name, store.folder).startswith(f"{name}: tiny sizes for ")
+    assert describe_sizes(name, store.folder).startswith(f"{name}: tiny sizes for ")
     assert resolve(name, [f"data.path={store.folder}"]).model == config.model
 
 
 def test_a_language_model_without_validation(tmp_path):
     (tmp_path / "a.txt").write_text("one line\nand another\n")
     store = prepare(Recipe("a", "lm", {"train": plain_text(tmp_path / "a.txt")}), tmp_path / "store")
-    said = chosen("language-model", store.folder)
+    said = describe_sizes("language-model", store.folder)
     assert said.endswith("each line by itself, no validation set, so the last model is kept")
     assert resolve("language-model", (), {"data.path": str(store.folder)}).train.valid_every is None
 

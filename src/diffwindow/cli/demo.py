@@ -58,7 +58,7 @@ def demo(
     """Train a plain, a multiplicative and an additive window model to make verbs agree; compare.
 
     Takes about a minute on two cores. The sentences are generated, so the right window is known: from the
-    subject phrase to the verb. Nothing is opened; interrupted, the same command goes on.
+    subject phrase to the verb. The same command resumes.
     """
     from diffwindow.cli.errors import training_errors
     from diffwindow.evaluation.evaluate import compare
@@ -69,7 +69,7 @@ def demo(
         runs = [_train(out, attention, seed=seed, updates=updates, rows=rows) for attention in ATTENTIONS]
     evaluated = [_evaluate(run, out / "data") for run in runs]
     first = evaluated[0][1]
-    table = [_row(trained, found, compare(found, first)) for trained, found in evaluated]
+    table = [_row(trained, evaluation, compare(evaluation, first)) for trained, evaluation in evaluated]
     figure, sentence = _draw(evaluated[-1], evaluated[0], out)
     write_json(
         out / "demo.json",
@@ -101,8 +101,8 @@ def _train(out: Path, attention: str, *, seed: int, updates: int, rows: int) -> 
     folder = out / attention
     # its corpus is prepared already
     model = train(resolve("agreement", (), settings), folder)
-    if (found := verify(model).get("update")) != updates:
-        raise ValueError(f"{folder} was trained for {found} updates, not {updates}; choose another --out")
+    if (trained := verify(model).get("update")) != updates:
+        raise ValueError(f"{folder} was trained for {trained} updates, not {updates}; choose another --out")
     return folder
 
 
@@ -117,8 +117,8 @@ def _corpus(out: Path, *, seed: int, rows: int) -> Path:
         return replace(small, splits=small.splits | {"test": larger.splits["test"]})
 
     store = open_or_prepare(out / "data", recipe)
-    if (found := len(store.split("train"))) != rows:
-        raise ValueError(f"{store.folder} has {found:,} sentences, not {rows:,}; choose another --out")
+    if (sentences := len(store.split("train"))) != rows:
+        raise ValueError(f"{store.folder} has {sentences:,} sentences, not {rows:,}; choose another --out")
     return store.folder
 
 
@@ -132,15 +132,15 @@ def _evaluate(run: Path, store: Path) -> tuple[Trained, Evaluation]:
     return trained, evaluate(trained, trained.task(Store.open(store)), "test", Search())
 
 
-def _row(trained: Trained, found: Evaluation, against: dict[str, Any]) -> Row:
-    accuracy, fit = found.metrics["accuracy"], found.metrics["windows"][0]
+def _row(trained: Trained, evaluation: Evaluation, against: dict[str, Any]) -> Row:
+    accuracy, fit = evaluation.metrics["accuracy"], evaluation.metrics["windows"][0]
     return Row(
         attention=trained.model.config.attention,
         parameters=sum(parameter.numel() for parameter in trained.model.parameters()),
         accuracy=100 * accuracy["value"],
         low=100 * accuracy["low"],
         high=100 * accuracy["high"],
-        by_attractors=_by_attractors(found.metrics["by_attractors"]),
+        by_attractors=_by_attractors(evaluation.metrics["by_attractors"]),
         p_against_first=against["accuracy"]["p"],
         attention_inside=fit["attention_inside"],
         window_overlap=fit["overlap"],
@@ -152,12 +152,12 @@ def _row(trained: Trained, found: Evaluation, against: dict[str, Any]) -> Row:
 def _by_attractors(groups: dict[str, dict[str, Any]]) -> dict[str, float]:
     """Return the accuracy by number of attractors; three or more are counted together, since they are few."""
     kinds = {"0": ["0"], "1": ["1"], "2": ["2"], "3+": [count for count in groups if int(count) >= 3]}
-    found = {}
+    accuracies = {}
     for name, counts in kinds.items():
         some = [groups[count] for count in counts if count in groups]
         if some:
-            found[name] = 100 * sum(one["correct"] for one in some) / sum(one["total"] for one in some)
-    return found
+            accuracies[name] = 100 * sum(one["correct"] for one in some) / sum(one["total"] for one in some)
+    return accuracies
 
 
 def _lines(table: list[Row], sentences: int) -> list[str]:
@@ -209,11 +209,12 @@ def _draw(
     from diffwindow.evaluation.windows import window_panels
     from diffwindow.figures.attention_maps import attention_figure, save_figure
 
-    (ours, found), (other, found_other) = windowed, plain
-    assert found.right is not None
-    assert found_other.right is not None
+    (ours, evaluation), (other, other_evaluation) = windowed, plain
+    assert evaluation.right is not None
+    assert other_evaluation.right is not None
     store = Store.open(out / "data")
-    index, told = telling_sentence(found.right, found_other.right, store.split("test").columns["attractors"])
+    attractors = store.split("test").columns["attractors"]
+    index, told = telling_sentence(evaluation.right, other_evaluation.right, attractors)
     models = cast("Classifier", ours.model), cast("Classifier", other.model)
     tokens, panels = window_panels(cast("Classification", ours.task(store)), *models, "test", index)
     path = out / "windows.png"

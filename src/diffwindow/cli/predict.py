@@ -27,11 +27,11 @@ def predict(
     # another kind of model is an error before the first line is read
     model.classify([])
 
-    def shown(found: Prediction) -> str:
+    def shown(prediction: Prediction) -> str:
         if as_json:
-            return to_json(asdict(found))
-        each = (f"{one_cell(label)}={p:.6f}" for label, p in found.probabilities.items())
-        return "\t".join([one_cell(found.label), *each])
+            return to_json(asdict(prediction))
+        each = (f"{one_cell(label)}={p:.6f}" for label, p in prediction.probabilities.items())
+        return "\t".join([one_cell(prediction.label), *each])
 
     def work(texts: list[str]) -> Iterator[str]:
         return map(shown, model.classify(texts))

@@ -48,30 +48,31 @@ def reproduce(
     from diffwindow.reproduce.scales import scale_of
     from diffwindow.reproduce.tables import table_of
 
-    at, whole = scale_of(scale), table_of(table)
-    here = whole.at(at.experiments)
+    chosen_scale, full_table = scale_of(scale), table_of(table)
+    scaled_table = full_table.at(chosen_scale.experiments)
     numbers, folder = range(1, seeds + 1), out / f"{table}-{scale}"
     command = shlex.join(["diffwindow", *sys.argv[1:]])
     # a named column must exist at this scale; without names, those of the scale are run
-    asked = jobs_of(
-        (whole if columns else here).chosen(split_names(columns), split_names(rows)), at, numbers, out
-    )
+    base = full_table if columns else scaled_table
+    asked = jobs_of(base.chosen(split_names(columns), split_names(rows)), chosen_scale, numbers, out)
     # a report shows every finished run, whichever part was asked for
-    outcomes = done_before(jobs_of(here, at, numbers, out))
-    missing = [column.name for column in whole.columns if column not in here.columns]
+    outcomes = done_before(jobs_of(scaled_table, chosen_scale, numbers, out))
+    missing = [column.name for column in full_table.columns if column not in scaled_table.columns]
     if missing and not columns:
-        _tell(f"left out, for they have no {scale} scale: {', '.join(missing)}")
+        _tell(f"left out, because they have no {scale} scale: {', '.join(missing)}")
 
     def prepare(waiting: Sequence[Job]) -> None:
         with show_progress() as progress, naming_data_option():
             make_stores(waiting, data, progress=progress)
 
     processes = jobs or os.cpu_count() or 1
-    run_and_report(whole, at, asked, outcomes, folder, command, processes=processes, prepare=prepare)
-    if whole.extra == "figure":
-        _draw(jobs_of(whole, at, numbers[:1], out), folder)
-    speeds = _speeds(whole, asked[0]) if whole.extra == "speed" else None
-    last_report(findings(whole, at, outcomes, command, speeds), outcomes, folder)
+    run_and_report(
+        full_table, chosen_scale, asked, outcomes, folder, command, processes=processes, prepare=prepare
+    )
+    if full_table.extra == "figure":
+        _draw(jobs_of(full_table, chosen_scale, numbers[:1], out), folder)
+    speeds = _speeds(full_table, asked[0]) if full_table.extra == "speed" else None
+    last_report(findings(full_table, chosen_scale, outcomes, command, speeds), outcomes, folder)
 
 
 def run_and_report(
@@ -100,16 +101,16 @@ def run_and_report(
             outcomes.append(outcome)
             write_report(findings(table, scale, outcomes, command), folder, outcomes_by_column(outcomes))
     except KeyboardInterrupt:
-        _tell("interrupted; the same command goes on")
+        _tell("interrupted; the same command resumes")
         raise typer.Exit(130) from None
 
 
-def last_report(found: Finding, outcomes: Sequence[FinishedJob], folder: Path) -> None:
+def last_report(finding: Finding, outcomes: Sequence[FinishedJob], folder: Path) -> None:
     """Write the report, print its path, and exit with 1 if a run failed."""
     from diffwindow.reproduce.report import REPORT, write_report
     from diffwindow.reproduce.runner import outcomes_by_column
 
-    write_report(found, folder, outcomes_by_column(outcomes))
+    write_report(finding, folder, outcomes_by_column(outcomes))
     print(folder / REPORT)
     if any(outcome.problem for outcome in outcomes):
         raise typer.Exit(1)
@@ -161,6 +162,6 @@ def _list() -> None:
                 core, gpu = sum(one.core_hours for one in costs), sum(one.gpu_hours for one in costs)
                 print(
                     f"    {scale.name:5} {experiment.store_name}: {len(costs)} rows of {costs[0].updates:,} "
-                    f"updates; a seed takes {spoken(core)} of a core or {spoken(gpu)} of a GPU"
+                    f"updates; one seed takes {spoken(core)} on a core or {spoken(gpu)} on a GPU"
                 )
         print("  rows " + "; ".join(row.key for row in table.rows))

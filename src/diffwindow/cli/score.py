@@ -58,11 +58,12 @@ def score(
     model.score([])
     translates = isinstance(model.members[0].model, Translator)
 
-    def shown(found: Score) -> str:
+    def shown(result: Score) -> str:
         if as_json:
-            return to_json(asdict(found))
-        each = (f"{one_cell(t)}:{p:.4f}" for t, p in zip(found.tokens, found.token_log_probs, strict=True))
-        cells = [f"{found.log_prob:.4f}", str(len(found.tokens)), *([" ".join(each)] if tokens else [])]
+            return to_json(asdict(result))
+        by_token = zip(result.tokens, result.token_log_probs, strict=True)
+        each = (f"{one_cell(token)}:{log_prob:.4f}" for token, log_prob in by_token)
+        cells = [f"{result.log_prob:.4f}", str(len(result.tokens)), *([" ".join(each)] if tokens else [])]
         return "\t".join(cells)
 
     # line numbers, across chunks
@@ -102,8 +103,8 @@ def _compare(model: LoadedModel, pairs: Path, *, translates: bool) -> tuple[int,
                     items += [(source, good), (source, bad)]
                 else:
                     items += columns(line, number, 2, "good and bad sentence")
-            found = [one.log_prob for one in model.score(items)]
-            right += sum(good > bad for good, bad in zip(found[::2], found[1::2], strict=True))
+            log_probs = [result.log_prob for result in model.score(items)]
+            right += sum(good > bad for good, bad in zip(log_probs[::2], log_probs[1::2], strict=True))
             speed.add(len(chunk))
     if not speed.done:
         raise ValueError(f"{pairs} is empty; it needs a good and a bad sentence per line")

@@ -20,7 +20,7 @@ from diffwindow.view.capture import capture
 from diffwindow.view.payload import page_data
 from diffwindow.view.trace import AttentionTrace, GoldSpan
 
-# how a corpus names the first and the last word that the query at the last should look at
+# columns with the first and the last word of the gold span; the query is the last word
 GOLD_COLUMNS = ("subject_start", "verb_position")
 
 
@@ -60,8 +60,8 @@ def row_example(trained: Trained, store: Store, split: str, row: int) -> Example
     target = rows.sequences["target"][row].tolist()[:-1] if translates else None
     gold = None
     # the columns count words, so tokens must be words
-    whole = store.tokenizer.kind == "words" and trained.options.max_length is None
-    if whole and all(name in rows.columns for name in GOLD_COLUMNS):
+    tokens_are_words = store.tokenizer.kind == "words" and trained.options.max_length is None
+    if tokens_are_words and all(name in rows.columns for name in GOLD_COLUMNS):
         first, last = (int(rows.columns[name][row]) for name in GOLD_COLUMNS)
         gold = GoldSpan("Enc", last, first, last)
     return Example(ids, trained.tokenizer.decode(ids), target, gold)
@@ -103,7 +103,7 @@ def trace_example(trained: Trained, example: Example) -> AttentionTrace:
             ids = [*example.ids, EOS][: trained.options.max_length]
             model.encode(torch.tensor([ids], device=device))
         else:
-            # running text knows the end of a line as what comes before the next
+            # in running text, a line follows the end token of the line before
             ids = [BOS if trained.options.block_size is None else EOS, *example.ids]
             model.hidden(torch.tensor([ids], device=device))
     if isinstance(model, Translator):

@@ -1,4 +1,4 @@
-"""Connections that send no complete request are closed; uvicorn would wait for them for ever."""
+"""Close connections that send no complete request; uvicorn would keep them open."""
 
 from __future__ import annotations
 

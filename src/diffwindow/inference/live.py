@@ -18,12 +18,12 @@ Compute = Callable[[str], Iterator[Event]]
 
 
 class BusyError(Exception):
-    """Too many answers are being waited for."""
+    """Too many answers are under way."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one client may ask and what all may cause.
+    """Limits of one request, and of all requests together.
 
     Sizes are in bytes and times in seconds. `waiting` bounds the answers not yet complete, and `kept` the
     bytes of complete ones that are remembered.

@@ -151,8 +151,8 @@ class LoadedModel:
 
         def work(indices: list[int]) -> list[Score]:
             tokens, labels = _shifted([rows[index] for index in indices], opening, device)
-            found = token_log_probs(model.hidden(tokens), model.embedding.weight, labels)
-            return [self._scored(rows[index], row) for index, row in zip(indices, found, strict=True)]
+            log_probs = token_log_probs(model.hidden(tokens), model.embedding.weight, labels)
+            return [self._scored(rows[index], row) for index, row in zip(indices, log_probs, strict=True)]
 
         with evaluating(model) as device:
             return _by_length([rows], work, progress)
@@ -185,13 +185,13 @@ class LoadedModel:
         def work(indices: list[int]) -> list[Score]:
             source = padded([given[index] for index in indices], device)
             tokens, labels = _shifted([rows[index] for index in indices], BOS, device)
-            found = mean_log_probs(
+            log_probs = mean_log_probs(
                 [
                     token_log_probs(one.hidden(source, tokens), one.embedding.weight, labels)
                     for one in translators
                 ]
             )
-            return [self._scored(rows[index], row) for index, row in zip(indices, found, strict=True)]
+            return [self._scored(rows[index], row) for index, row in zip(indices, log_probs, strict=True)]
 
         with evaluating(model) as device:
             return _by_length([given, rows], work, progress)

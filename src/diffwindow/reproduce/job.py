@@ -79,7 +79,7 @@ def run(job: Job) -> str | None:
         try:
             write_json(job.folder / RESULT, _run(job))
         except KeyboardInterrupt:
-            return "interrupted; the same command goes on"
+            return "interrupted; the same command resumes"
         # the other rows go on; the report and the log file name the error
         except Exception as error:
             traceback.print_exc(file=log)

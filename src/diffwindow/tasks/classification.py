@@ -93,7 +93,7 @@ class Classification:
     def predict(self, model: nn.Module, split: str, *, progress: Progress = SILENT) -> Predictions:
         """Classify a split."""
         rows = len(self.store.split(split))
-        found = Predictions(np.zeros(rows, np.int64), np.zeros(rows))
+        predictions = Predictions(np.zeros(rows, np.int64), np.zeros(rows))
 
         def classify(_: np.ndarray, batch: ClassificationBatch) -> tuple[np.ndarray, np.ndarray]:
             log_probs = torch.log_softmax(cast(Classifier, model)(batch.tokens).float(), dim=-1)
@@ -104,17 +104,17 @@ class Classification:
             for indices, (labels, nll) in sweep(
                 self, split, device, classify, max_tokens=self.valid_tokens, progress=progress
             ):
-                found.labels[indices] = labels
-                found.nll[indices] = nll
-        return found
+                predictions.labels[indices] = labels
+                predictions.nll[indices] = nll
+        return predictions
 
     def validate(
         self, model: nn.Module, split: str, *, watch: str = "loss", progress: Progress = SILENT
     ) -> dict[str, float]:
         """Return the mean cross-entropy, without smoothing, and the accuracy."""
-        found = self.predict(model, split, progress=progress)
-        right = found.labels == self.gold(split)
-        return {"loss": float(found.nll.mean()), "accuracy": float(right.mean())}
+        predictions = self.predict(model, split, progress=progress)
+        right = predictions.labels == self.gold(split)
+        return {"loss": float(predictions.nll.mean()), "accuracy": float(right.mean())}
 
     def save(self, model: nn.Module, folder: Path) -> None:
         """Write the model and its tokenizer as a folder that `from_pretrained` reads."""

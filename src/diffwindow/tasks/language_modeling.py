@@ -83,14 +83,14 @@ class LanguageModeling:
         nll = np.zeros(len(tokens))
 
         def score(_: np.ndarray, batch: TextBatch) -> np.ndarray:
-            found = cast(LanguageModel, model).nll_by_row(batch.tokens, batch.labels)
-            return found.double().cpu().numpy()
+            by_row = cast(LanguageModel, model).nll_by_row(batch.tokens, batch.labels)
+            return by_row.double().cpu().numpy()
 
         with evaluating(model) as device:
-            for indices, found in sweep(
+            for indices, by_row in sweep(
                 self, split, device, score, max_tokens=self.valid_tokens, progress=progress
             ):
-                nll[indices] = found
+                nll[indices] = by_row
         return nll, tokens.astype(np.int64)
 
     def words(self, split: str) -> int:

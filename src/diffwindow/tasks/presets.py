@@ -75,11 +75,8 @@ def _complete(name: str, settings: Settings, corpus: str) -> Settings:
     return settings | {"name": name, "data": {"corpus": corpus}, "model": model}
 
 
-def chosen(name: str, data: Path) -> str:
-    """Return a line that says which sizes a task's preset has chosen for a store.
-
-    Raise as `preset` does.
-    """
+def describe_sizes(name: str, data: Path) -> str:
+    """Return a line with the sizes that a task's preset takes for a store; raise as `preset` does."""
     settings, manifest = preset(name, data), read_manifest(data)
     layers = [settings["model"][field] for field in settings["model"] if field.endswith("layers")]
     task = TASKS_BY_PRESET[name]

@@ -22,8 +22,7 @@ FREE_FIELDS = {"dropout", "attention_dropout", "activation_dropout", "init", "wi
 def follow_start(draft: Draft) -> None:
     """Take the model's fields from the trained model that `start` names, unless they are set.
 
-    An attention that adds windows to a plain model becomes one that starts as no window at all: a
-    multiplicative window gets a gate.
+    Windows that the attention adds to a plain model start closed: a multiplicative window gets a gate.
     """
     fields: dict[str, Any] = read_fields(model_folder(Path(draft.values["start"])))
     task = draft.values.get("task", {}).get("kind")
@@ -49,7 +48,7 @@ def follow_start(draft: Draft) -> None:
 
 
 def starting_model(task: AnyTask, start: Path) -> nn.Module:
-    """Return the task's model with the weights of a trained one; the function is unchanged by new windows."""
+    """Return the task's model with the weights of a trained one; added windows do not change its outputs."""
     trained = Trained.load(start)
     # raises unless the vocabulary is the same
     trained.task(task.store)

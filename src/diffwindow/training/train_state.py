@@ -88,7 +88,7 @@ def check_state(checkpoint: Checkpoint) -> None:
             )
 
 
-def restored(checkpoint: Checkpoint, updater: Updater[B], device: str) -> TrainState:
+def restore_state(checkpoint: Checkpoint, updater: Updater[B], device: str) -> TrainState:
     """Load a checkpoint's weights, optimizer and random generators; return its state."""
     state = checkpoint.state
     load_weights(updater.model, checkpoint)

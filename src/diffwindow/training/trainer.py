@@ -37,7 +37,7 @@ from diffwindow.training.train_state import (
     TrainState,
     check_state,
     load_weights,
-    restored,
+    restore_state,
     seed_everything,
 )
 from diffwindow.training.updater import Updater
@@ -207,7 +207,7 @@ class Trainer(Generic[B]):
     def _log(self) -> None:
         """Log the mean loss since the last log; this waits for the device."""
         state, update = self._state, self._state.update
-        self._check()
+        self._check_losses()
         sums = torch.stack([result.sums for result in state.pending])
         total, units = sums.sum(0).tolist()
         units_since = float(sums[-self._since :, 1].sum())
@@ -231,7 +231,7 @@ class Trainer(Generic[B]):
         detail = f"{update}/{self._config.max_updates}  {shown}  lr {rate:.2e}  {pace}  {_clock(left)} left"
         self._progress("training", update / self._config.max_updates, detail)
 
-    def _check(self) -> None:
+    def _check_losses(self) -> None:
         """Raise if an update that was not checked yet had a bad loss."""
         for result in self._state.pending:
             problem = None if result.skipped or not result.rows else result.check(self._config.max_loss)
@@ -288,7 +288,7 @@ class Trainer(Generic[B]):
         """Write a checkpoint unless this update has one; write it `again` even then."""
         if self._logs is None or (self._state.update in self._checkpoints.updates() and not again):
             return
-        self._check()
+        self._check_losses()
         if not all(bool(weight.isfinite().all()) for weight in self._model.parameters()):
             raise TrainingError(
                 f"the weights of update {self._state.update} are not finite; start a new run with a lower "
@@ -329,7 +329,7 @@ class Trainer(Generic[B]):
                 f"train.accumulate={self._config.accumulate} make {self._batches_per_update}; "
                 "change train.accumulate"
             )
-        self._state = restored(checkpoint, self._updater, self._world.device)
+        self._state = restore_state(checkpoint, self._updater, self._world.device)
         self._sampler.load_state(self._state.batches)
         self._progress.note(f"resuming from update {self._state.update} ({checkpoint.folder})")
         return int(checkpoint.state["log"])
@@ -384,7 +384,7 @@ class Trainer(Generic[B]):
 
 
 def _check_validation(task: Task[B], config: TrainConfig) -> None:
-    """Raise before hours of training what the first validation would raise after them."""
+    """Raise before training if the first validation would fail."""
     if config.watch not in task.metrics:
         raise ValueError(
             f"train.watch={config.watch}: the validation of this task has {', '.join(task.metrics)}"

@@ -1,4 +1,4 @@
-"""Follow how much of the text a model's windows leave out, on a few validation examples."""
+"""Measure how much of the text a model's windows leave out, on a few validation examples."""
 
 import numpy as np
 import torch
@@ -18,8 +18,8 @@ EXAMPLES = 16
 def outside_shares(task: Task[B], model: nn.Module, split: str) -> dict[str, float]:
     """Return the shares of keys and of tiles below the tolerance of the model's windows.
 
-    They are measured on examples spread evenly over the split, one at a time: a window is of queries × keys.
-    A model whose windows have no tolerance has no shares.
+    They are measured on examples spread evenly over the split, one at a time, because a window has
+    queries × keys values. Return nothing if no window has a tolerance.
     """
     windows = [module for module in model.modules() if isinstance(module, WindowAttention)]
     if not any(module.window_tolerance for module in windows):
