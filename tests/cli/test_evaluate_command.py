@@ -49,6 +49,7 @@ def test_the_output_of_any_system(run, raw):
     piped = ("--hypothesis", "-", "--reference", raw / "val.fr")
     code, out, _ = run("evaluate", *piped, "--target-lang", "fr", "--json", typed=FRENCH)
     assert (code, json.loads(out)["metrics"]) == (0, metrics)
+    assert json.loads(out)["hypothesis"] == "stdin"
 
 
 @pytest.mark.parametrize(("words", "sentence"), [

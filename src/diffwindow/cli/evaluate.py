@@ -180,18 +180,19 @@ def _score_files(hypothesis: Path, reference: Path, language: str | None, *, as_
         check_language(language, "target")
     if hypothesis == reference == STANDARD:
         raise ValueError("--hypothesis and --reference are both -, which is stdin; give a file for one")
-    texts = []
+    names, texts = [], []
     for path in (hypothesis, reference):
+        names.append("stdin" if path == STANDARD else str(path))
         with input_lines(path) as content:
             texts.append(list(content))
     if not texts[0] or len(texts[0]) != len(texts[1]):
         raise ValueError(
-            f"{hypothesis} has {len(texts[0]):,} lines and {reference} has {len(texts[1]):,}; "
+            f"{names[0]} has {len(texts[0]):,} lines and {names[1]} has {len(texts[1]):,}; "
             "each translation needs its reference"
         )
     metrics = score_texts(*texts, language=language) | {"sentences": len(texts[0])}
-    report = {"hypothesis": str(hypothesis), "reference": str(reference), "metrics": metrics}
-    lines = [f"{hypothesis} against {reference}", *metric_lines(metrics)]
+    report = {"hypothesis": names[0], "reference": names[1], "metrics": metrics}
+    lines = [f"{names[0]} against {names[1]}", *metric_lines(metrics)]
     print(to_json(report, indent=2) if as_json else "\n".join(lines))
 
 
