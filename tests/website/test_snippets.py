@@ -5,6 +5,7 @@ Reports of finished runs are records, not pages, and are left out.
 """
 
 import json
+import os
 import random
 import shutil
 import warnings
@@ -73,10 +74,12 @@ def write_files(folder):
 @pytest.fixture(scope="session")
 def world(tmp_path_factory):
     """A folder with the files and trained runs that the pages name; made once for all workers."""
-    shared = tmp_path_factory.getbasetemp().parent / "pages"
+    # the workers of pytest-xdist have folders of their own inside that of the session
+    session = tmp_path_factory.getbasetemp()
+    shared = (session.parent if "PYTEST_XDIST_WORKER" in os.environ else session) / "pages"
     with FileLock(f"{shared}.lock"):
         if not shared.exists():
-            making = tmp_path_factory.mktemp("pages")
+            making = tmp_path_factory.mktemp("making")
             (making / "runs").mkdir()
             train_runs(making / "runs")
             write_files(making)
