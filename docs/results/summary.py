@@ -32,6 +32,15 @@ CLAIMS = [
         ["Enc(MW)", "Enc(MW,Dim=8)", "Enc(AW)", "Enc(AW,Dim=8)", "Enc(AW,Dim=2)"],
     ),
     (
+        "agreement, real text, 1,000 updates",
+        "positions-mini",
+        "sva-subset",
+        [
+            *("Enc(Rel)@all", "Enc(MW,Dist)", "Enc(AW,Dist)", "Global+positions=rotary"),
+            *("Enc(MW)+positions=rotary", "Enc(AW)+positions=rotary"),
+        ],
+    ),
+    (
         "agreement, generated",
         "agreement-mini",
         "agreement-10",
