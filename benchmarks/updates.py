@@ -8,13 +8,12 @@ are: from the final model, on batches of their own training data. Nothing is wri
 """
 
 import argparse
-import statistics
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
+from attention import interleave
 from diffwindow.data.batching import TokenBatches
 from diffwindow.tasks.trained_model import Trained
 from diffwindow.training.batch_loader import BatchLoader
@@ -54,19 +53,9 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     updates = {run: make_update(run) for run in options.runs}
-    times: dict[Path, list[float]] = {run: [] for run in updates}
-    for update in updates.values():
-        update()
-    end = time.perf_counter() + options.seconds
-    while time.perf_counter() < end or len(times[options.runs[0]]) < 3:
-        for run, update in updates.items():
-            start = time.perf_counter()
-            update()
-            times[run].append(time.perf_counter() - start)
-    first = statistics.median(times[options.runs[0]])
-    for run, kept in times.items():
-        seconds = statistics.median(kept)
-        print(f"{seconds * 1e3:>9.1f} ms an update  {seconds / first:>6.2f}  {run}  (of {len(kept)})")
+    first, *_ = seconds = interleave(list(updates.values()), options.seconds, 3)
+    for run, each in zip(updates, seconds, strict=True):
+        print(f"{each * 1e3:>9.1f} ms an update  {each / first:>6.2f}  {run}")
 
 
 if __name__ == "__main__":

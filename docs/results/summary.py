@@ -96,7 +96,7 @@ def _gain(row: dict[str, Any], base: dict[str, Any], metric: str) -> dict[str, A
     if reach is None and metric == "accuracy":
         examples = sum(size for _, size in row["groups"]["by_length"].values())
         reach = interval_from_figures(values, others, examples).reach
-    return {"gain": gain, "reach": reach, "seeds": len(seeds), "paired": interval is not None}
+    return {"gain": gain, "reach": reach, "seeds": len(seeds)}
 
 
 def verdict(gain: dict[str, Any]) -> str:

@@ -117,6 +117,14 @@ def check_segment_size(segment_size: int) -> None:
         raise ValueError(f"segment_size={segment_size} is below 1, which stands for windows by token")
 
 
+def check_positive(name: str, value: int) -> None:
+    """Raise unless `value` is a whole number, one or more."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name}={value!r} is not an integer")
+    if value < 1:
+        raise ValueError(f"{name}={value} is not positive")
+
+
 def check_dropout(name: str, value: float) -> None:
     """Raise unless `value` is a probability."""
     if not 0.0 <= value <= 1.0:

@@ -15,6 +15,7 @@ from diffwindow.arguments import (
     Expectation,
     check_normalize,
     check_not_nested,
+    check_positive,
     check_tolerance,
 )
 from diffwindow.attention.plain_attention import plain_attention
@@ -96,11 +97,11 @@ class WindowAttention(StackedAttention):
         check_heads(embed_dim, num_heads)
         head_dim = embed_dim // num_heads
         boundary_dim = head_dim if boundary_dim is None else boundary_dim
-        _check_whole("boundary_dim", boundary_dim)
+        check_positive("boundary_dim", boundary_dim)
         if boundary_dim > head_dim:
             raise ValueError(f"boundary_dim={boundary_dim} is above the width of a head, {head_dim}")
         if relative_size is not None:
-            _check_whole("relative_size", relative_size)
+            check_positive("relative_size", relative_size)
         if rotary != "scores" and positions != "rotary":
             raise ValueError(f'rotary={rotary!r} is for positions="rotary", not {positions!r}')
         # Queries and keys of the score, the two boundaries and, if additive, the local score.
@@ -358,13 +359,6 @@ def mix_heads(
     tensor([1.0000, 0.7500])
     """
     return torch.lerp(plain, windowed.to(plain.dtype), gate.to(plain.dtype)[:, None, None])
-
-
-def _check_whole(name: str, value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name}={value!r} is not an integer")
-    if value < 1:
-        raise ValueError(f"{name}={value} is not positive")
 
 
 class _NoFastPath:

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar, get_args
 import torch
 from torch import Tensor, nn
 
+from diffwindow.arguments import check_positive
 from diffwindow.attention.kinds import WINDOWED
 from diffwindow.attention.plain_attention import GlobalAttention
 from diffwindow.attention.window_attention import WindowAttention
@@ -104,8 +105,8 @@ def window_plan(
     'Enc(AW,Dim=8)@all-Dec(MW,Dim=8,Gate)@2'
     """
     check_choice("init", init, WINDOW_INITS)
-    if boundary_dim is not None and boundary_dim < 1:
-        raise ValueError(f"boundary_dim={boundary_dim} is not positive")
+    if boundary_dim is not None:
+        check_positive("boundary_dim", boundary_dim)
     plan = parse(attention) if isinstance(attention, str) else attention
     if not plan.terms:
         raise ValueError(f"{plan} names no window; name one, as Enc(AW)")

@@ -22,6 +22,8 @@ from diffwindow.training.config import TrainConfig
 from diffwindow.training.overrides import resolve
 
 Finding = dict[str, Any]
+# what a run's validations gave: by name, then by update
+Validations = dict[str, dict[int, float]]
 GROUPS = {
     "by_attractors": "accuracy by attractors",
     "by_distance": "accuracy by distance of subject and verb",
@@ -181,8 +183,8 @@ def _windows(metrics: Sequence[Result]) -> dict[str, float]:
     return {name: fmean(layer[name] for layer in layers) for name in names}
 
 
-def _validations(folders: Iterable[Path]) -> list[dict[str, dict[int, float]]]:
-    """Return what the validations of each run that has a log gave: by name, then by update."""
+def _validations(folders: Iterable[Path]) -> list[Validations]:
+    """Return what the validations gave of each run that has a log."""
     # imported here because it takes a moment
     from diffwindow.figures.learning_curves import series
     from diffwindow.training.logs import read_records
@@ -195,20 +197,20 @@ def _validations(folders: Iterable[Path]) -> list[dict[str, dict[int, float]]]:
     ]
 
 
-def _by_update(logs: Sequence[Mapping[str, Mapping[int, float]]], name: str) -> list[tuple[int, float]]:
+def _by_update(logs: Sequence[Validations], name: str) -> list[tuple[int, float]]:
     """Return the means over runs of what validations gave, for the updates that all have."""
     curves = [log.get(name, {}) for log in logs]
     updates = sorted(set.intersection(*map(set, curves))) if curves else []
     return [(update, fmean(curve[update] for curve in curves)) for update in updates]
 
 
-def _learning(column: Column, logs: Sequence[Mapping[str, Mapping[int, float]]]) -> list[tuple[int, float]]:
+def _learning(column: Column, logs: Sequence[Validations]) -> list[tuple[int, float]]:
     """Return the validations by update: accuracy in per cent, or perplexity."""
     name, factor = ("accuracy", 100.0) if column.metric == "accuracy" else ("perplexity", 1.0)
     return [(update, factor * value) for update, value in _by_update(logs, name)]
 
 
-def _outside(logs: Sequence[Mapping[str, Mapping[int, float]]]) -> list[tuple[int, float, float]]:
+def _outside(logs: Sequence[Validations]) -> list[tuple[int, float, float]]:
     """Return the shares of keys and of tiles outside of windows by update, if validations counted them."""
     keys, tiles = (_by_update(logs, f"{what}_outside") for what in ("keys", "tiles"))
     return [(update, share, of_tiles) for (update, share), (_, of_tiles) in zip(keys, tiles, strict=True)]
