@@ -3,7 +3,7 @@
 Nothing here was measured on a GPU. The assumptions are the constants below;
 `docs/explanation/gpu.md` discusses them.
 
-    python benchmarks/roofline.py                                                  # both tables of
+    python benchmarks/roofline.py                                                  # the figures of
     python benchmarks/roofline.py --boundary-dim 8 --width 0.1 --tolerance 0.001   # docs/explanation/gpu.md
     python benchmarks/roofline.py --keys 8192 --head-dim 128
 """
