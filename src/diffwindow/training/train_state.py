@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import random
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -14,33 +13,11 @@ from torch import Tensor, nn
 
 from diffwindow.tasks.task import B
 from diffwindow.training.checkpoints import Checkpoint
+from diffwindow.training.config import TrainConfig
+from diffwindow.training.failures import TrainingError
 from diffwindow.training.optimizer import load_state_tensors, state_tensors
 from diffwindow.training.updater import Updater, UpdateResult
-
-LOWER_IS_BETTER = ("loss", "nll", "ppl", "perplexity")
-
-
-@dataclass(frozen=True)
-class Best:
-    """The best value of the watched metric, its update, and the number of validations since."""
-
-    value: float | None = None
-    update: int = 0
-    stale: int = 0
-
-    def after(self, update: int, value: float, metric: str) -> Best:
-        """Return the best after another validation; a value that is not finite is never better.
-
-        >>> Best(0.5, 100).after(200, 0.7, "loss")
-        Best(value=0.5, update=100, stale=1)
-        """
-        lower = any(metric == name or metric.endswith(f"_{name}") for name in LOWER_IS_BETTER)
-        better = self.value is None or (value < self.value if lower else value > self.value)
-        return (
-            Best(value, update)
-            if better and math.isfinite(value)
-            else Best(self.value, self.update, self.stale + 1)
-        )
+from diffwindow.training.validation import Best
 
 
 @dataclass
@@ -55,6 +32,27 @@ class TrainState:
     pending: list[UpdateResult] = field(default_factory=list)
     # a signal stopped the validation of this update
     must_validate: bool = False
+
+    def advance(self, result: UpdateResult, batches: dict[str, int]) -> None:
+        """Take in the result of the next update, after which the sampler has the state `batches`."""
+        self.update, self.batches = result.update, batches
+        self.skipped += result.skipped
+        self.skipped_in_a_row = self.skipped_in_a_row + 1 if result.skipped else 0
+        self.pending.append(result)
+
+    def done(self, config: TrainConfig) -> bool:
+        """Return whether all updates are made, or validations have stopped improving."""
+        given_up = config.patience is not None and self.best.stale >= config.patience
+        return self.update >= config.max_updates or given_up
+
+    def check_learned(self, config: TrainConfig) -> None:
+        """Raise if nothing was learned: every update was skipped, or no validation was finite."""
+        remedy = "start a new run with a lower train.lr"
+        if self.skipped >= self.update:
+            raise TrainingError(f"all {self.update} updates were bad and skipped; {remedy}")
+        validated = config.valid_every and self.update >= config.valid_every
+        if validated and self.best.value is None:
+            raise TrainingError(f"no validation in {self.update} updates was finite; {remedy}")
 
     def tensors(self, updater: Updater[B]) -> dict[str, Tensor]:
         """Return the tensors of a checkpoint other than the model's weights."""
