@@ -19,6 +19,7 @@ from diffwindow.models.classifier import ClassifierConfig
 from diffwindow.models.language_model import LanguageModelConfig
 from diffwindow.models.translator import TranslatorConfig
 from diffwindow.training import config
+from diffwindow.training.overrides import NOT_OF_THE_MODEL
 from diffwindow.view.page import page_html
 
 SOURCES = Path(__file__).parents[1] / "src"
@@ -31,7 +32,7 @@ SETTINGS: tuple[tuple[str, str, type[BaseModel]], ...] = (
     ("search", "search.", config.SearchConfig),
     ("model of a translator", "model.", TranslatorConfig),
     ("model of a classifier", "model.", ClassifierConfig),
-    ("language model", "model.", LanguageModelConfig),
+    ("model of a language model", "model.", LanguageModelConfig),
 )
 NAMES = {int: "whole number", float: "number", str: "text", bool: "true or false", type(None): "null"}
 
@@ -63,8 +64,8 @@ def settings_page() -> str:
         rows = [
             (f"`{prefix}{name}`", _spoken(field.annotation), _default(field), _meaning(section, name))
             for name, field in section.model_fields.items()
-            # which model it is follows from the task
-            if not (prefix == "model." and name == "model")
+            # what a run may not set in this section
+            if not (prefix == "model." and name in NOT_OF_THE_MODEL)
         ]
         parts.append(f"## {heading}\n\n{table(('key', 'value', 'default', 'meaning'), rows)}")
     return "\n\n".join(parts) + "\n"

@@ -19,6 +19,13 @@ def test_every_setting_has_a_row_with_its_default():
     assert "| `model.embed_dim` | whole number | `128` | Width of the model. |" in classifier
 
 
+def test_the_settings_page_lists_what_an_override_may_set():
+    page = generate.settings_page()
+    keys = {line.split("`")[1] for line in page.splitlines() if line.startswith("| `model.")}
+    assert {"model.embed_dim", "model.encoder_layers", "model.num_layers"} <= keys
+    assert keys.isdisjoint({"model.model", "model.attention", "model.vocab_size", "model.num_classes"})
+
+
 def test_a_setting_without_a_docstring_is_an_error():
     class Undocumented(TrainConfig):
         surprise: int = 1
