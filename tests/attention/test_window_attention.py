@@ -414,6 +414,14 @@ def test_the_meta_device_gives_shapes(need_weights):
     assert (weights is not None) == need_weights
 
 
+def test_hooks_of_the_projection_are_called_across():
+    """As those that pruning and offloading set."""
+    attention, x, y = WindowAttention(8, 2), torch.randn(3, 5, 8), torch.randn(3, 7, 8)
+    expected, _ = attention(2 * x, 2 * y, 2 * y)
+    attention.in_proj.register_forward_pre_hook(lambda _, inputs: (2 * inputs[0],))
+    assert_close(attention(x, y, y)[0], expected)
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_quantized_across():
     attention, x, y = WindowAttention(8, 2), torch.randn(3, 5, 8), torch.randn(3, 7, 8)

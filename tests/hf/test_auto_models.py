@@ -30,17 +30,19 @@ def sharpened(model, seed=0):
     return model.eval()
 
 
-def translator():
-    settings = TranslatorConfig(
-        **SIZES, encoder_layers=2, decoder_layers=2, attention="Enc(AW)-Cr(AW,Seg=2)-Dec(MW)"
-    )
-    return sharpened(Translator(settings))
+def translator(**settings):
+    attention = "Enc(AW)-Cr(AW,Seg=2)-Dec(MW)"
+    config = TranslatorConfig(**SIZES, encoder_layers=2, decoder_layers=2, attention=attention, **settings)
+    return sharpened(Translator(config))
 
 
-def language_model():
-    return sharpened(
-        LanguageModel(LanguageModelConfig(**SIZES, num_layers=2, attention="Dec(MW)@1-Dec(AW)@2"))
-    )
+def language_model(**settings):
+    config = LanguageModelConfig(**SIZES, num_layers=2, attention="Dec(MW)@1-Dec(AW)@2", **settings)
+    return sharpened(LanguageModel(config))
+
+
+def classifier(**settings):
+    return sharpened(Classifier(ClassifierConfig(**SIZES, num_classes=3, attention="Enc(AW)", **settings)))
 
 
 def tokens(batch, length, seed=0):
@@ -119,15 +121,86 @@ def test_greedy_continuation_is_ours(use_cache):
     assert [cut(row[5:]) for row in found] == [list(hypothesis.tokens) for hypothesis in ours]
 
 
-def test_a_prefix_in_pieces_is_a_prefix():
-    """Several tokens after a cache see what they see without one."""
-    model = as_transformers(language_model())
+ROTARY = {"positions": "rotary", "rotary": "both"}
+
+
+@pytest.mark.parametrize("positions", [{}, ROTARY])
+def test_a_prefix_in_pieces_is_a_prefix(positions):
+    """Several tokens after a cache see what they see without one, from where they stand."""
+    model = as_transformers(language_model(**positions))
     x, mask = tokens(2, 7), torch.ones(2, 7).long()
     mask[1, :2] = 0
     whole = model(x, attention_mask=mask).logits
-    cache = transformers.DynamicCache()
-    model(x[:, :4], attention_mask=mask[:, :4], past_key_values=cache)
-    assert_close(model(x[:, 4:], attention_mask=mask, past_key_values=cache).logits, whole[:, 4:])
+    first = model(x[:, :4], attention_mask=mask[:, :4], use_cache=True)
+    second = model(x[:, 4:], attention_mask=mask, past_key_values=first.past_key_values)
+    assert_close(second.logits, whole[:, 4:])
+
+
+@pytest.mark.parametrize("positions", [{}, ROTARY])
+def test_a_translation_in_pieces_is_a_translation(positions):
+    model, (source, mask), target = as_transformers(translator(**positions)), sources(), tokens(2, 7, seed=1)
+    whole = model(source, attention_mask=mask, decoder_input_ids=target).logits
+    first = model(source, attention_mask=mask, decoder_input_ids=target[:, :4], use_cache=True)
+    second = model(
+        attention_mask=mask, encoder_outputs=(first.encoder_last_hidden_state,),
+        decoder_input_ids=target[:, 4:], past_key_values=first.past_key_values,
+    )  # fmt: skip
+    assert_close(second.logits, whole[:, 4:])
+
+
+@pytest.mark.parametrize("build", [translator, language_model])
+def test_a_static_cache_generates_the_same(build):
+    model, (source, mask) = as_transformers(build()), sources()
+    if build is language_model:
+        source, mask = source.flip(1), mask.flip(1)
+    expected, found = (
+        model.generate(source, attention_mask=mask, max_new_tokens=8, do_sample=False, **cache)
+        for cache in ({"use_cache": False}, {"cache_implementation": "static", "disable_compile": True})
+    )
+    assert torch.equal(found, expected)
+
+
+def test_a_mask_by_query_is_refused():
+    with pytest.raises(ValueError, match=r"has shape \[2, 1, 7, 7\], not \[batch, length\]"):
+        as_transformers(language_model())(tokens(2, 7), attention_mask=torch.ones(2, 1, 7, 7))
+
+
+class Rows(torch.utils.data.Dataset):
+    """Two texts of different lengths; a model trains on them at once or one by one."""
+
+    def __init__(self, *, per_text):
+        self.per_text = per_text
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        row = tokens(1, 6, seed=index)[0]
+        row[6 - 3 * index :] = 0
+        labels = row.masked_fill(row == 0, -100)
+        return {"input_ids": row, "attention_mask": row != 0, "labels": index if self.per_text else labels}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("build", [language_model, classifier])
+def test_a_trainer_that_accumulates_gradients_trains_as_with_the_whole_batch(build, tmp_path):
+    pytest.importorskip("accelerate")
+
+    def trained(batch_size, accumulated):
+        arguments = transformers.TrainingArguments(
+            output_dir=str(tmp_path), max_steps=1, per_device_train_batch_size=batch_size, optim="sgd",
+            gradient_accumulation_steps=accumulated, learning_rate=0.1, lr_scheduler_type="constant",
+            max_grad_norm=0.0, save_strategy="no", report_to=[], use_cpu=True, disable_tqdm=True,
+            logging_strategy="no", dataloader_pin_memory=False,
+        )  # fmt: skip
+        model = as_transformers(build(dropout=0.0))
+        trainer = transformers.Trainer(model, arguments, train_dataset=Rows(per_text=build is classifier))
+        trainer.train()
+        return dict(model.named_parameters())
+
+    whole, accumulated = trained(2, 1), trained(1, 2)
+    for name, parameter in whole.items():
+        assert_close(accumulated[name], parameter, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -135,10 +208,7 @@ def test_a_prefix_in_pieces_is_a_prefix():
     [
         (translator, "AutoModelForSeq2SeqLM"),
         (language_model, "AutoModelForCausalLM"),
-        (
-            lambda: sharpened(Classifier(ClassifierConfig(**SIZES, num_classes=3, attention="Enc(AW)"))),
-            "AutoModelForSequenceClassification",
-        ),
+        (classifier, "AutoModelForSequenceClassification"),
     ],
 )
 def test_the_auto_classes_load_what_was_saved(build, auto, tmp_path):

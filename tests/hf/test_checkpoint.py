@@ -30,8 +30,14 @@ def test_save_and_load(saved):
     state = model.state_dict()
     assert all(torch.equal(x, state[name]) for name, x in loaded.state_dict().items())
     assert {path.name for path in folder.iterdir()} == {"windows.safetensors", "windows.json"}
-    half = load_windows(model_of("t5").bfloat16(), folder)
-    assert {p.dtype for p in half.parameters()} == {torch.bfloat16}
+    for dtype in (torch.bfloat16, torch.float16):
+        half = load_windows(model_of("t5").to(dtype), folder)
+        assert {p.dtype for p in half.parameters()} == {dtype}
+
+
+def test_windows_of_a_base_in_half_precision_fit_the_whole_base(tmp_path):
+    save_windows(add_windows(model_of("t5").half(), "Enc(AW)"), tmp_path)
+    load_windows(model_of("t5"), tmp_path)
 
 
 def test_another_base_is_refused_unless_asked_for(saved):

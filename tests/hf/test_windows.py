@@ -83,6 +83,16 @@ def test_a_causal_model_stays_causal():
         assert_close(outputs_of(name, model)[:, :5], outputs_of(name, model, **{key: changed})[:, :5])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_float_masks_of_any_type_hide_keys_from_windows_too(dtype):
+    model = open_windows(add_windows(model_of("llama"), plan_of("llama")))
+    visible = torch.ones(9, 9, dtype=torch.bool).tril().expand(3, 1, 9, 9)
+    added = torch.zeros(3, 1, 9, 9).masked_fill(~visible, torch.finfo(dtype).min)
+    assert_close(model(tokens(), attention_mask=added).logits, model(tokens()).logits)
+    with pytest.raises(TypeError, match=r"the mask of each query is torch.int64; pass booleans"):
+        model(tokens(), attention_mask=visible.long())
+
+
 def test_another_implementation_does_not_leave_windows_out_in_silence():
     model = add_windows(model_of("bert"), "Enc(AW)")
     model.set_attn_implementation("eager")

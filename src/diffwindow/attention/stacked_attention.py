@@ -175,12 +175,13 @@ class StackedAttention(nn.Module):
 
     def _project_rows(self, x: Tensor, first: int, last: int) -> Tensor:
         """Apply the rows `first` to `last` of the stacked projection."""
-        # What has taken the layer's place, a quantized or an adapted one, may not compute with its weight.
-        if type(self.in_proj) is not nn.Linear:
-            projected: Tensor = self.in_proj(x)
+        # A quantized or adapted layer may not compute with its weight, and hooks may set the weight first.
+        layer: nn.Module = self.in_proj
+        if not few_rows.is_plain(layer):
+            projected: Tensor = layer(x)
             return projected[..., first:last]
-        bias = self.in_proj.bias
-        return few_rows.linear(x, self.in_proj.weight[first:last], None if bias is None else bias[first:last])
+        bias = layer.bias
+        return few_rows.linear(x, layer.weight[first:last], None if bias is None else bias[first:last])
 
     def query_heads(self, queries: Float[Tensor, "b q queries"]) -> tuple[Tensor, ...]:
         """View projected queries as `[b h q e]` tensors, without a copy."""

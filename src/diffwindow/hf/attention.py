@@ -11,6 +11,9 @@ from transformers.masking_utils import sdpa_mask
 IMPLEMENTATION = "diffwindow"
 # The name of an AddedWindow in its attention module.
 CHILD = "added_window"
+# What a float mask adds to hide a key is -inf or the least value of some half or single precision, perhaps
+# with a bias; all of them lie below this.
+HIDING = torch.finfo(torch.float16).min / 2
 # Arguments of the interface that change the scores in ways that windows do not know.
 UNSUPPORTED = ("softcap", "s_aux", "cache")
 
@@ -88,6 +91,11 @@ def _mask_and_bias(
     attention_mask = attention_mask[..., :num_keys]
     if attention_mask.dtype == torch.bool:
         return attention_mask, position_bias
-    visible = attention_mask > torch.finfo(attention_mask.dtype).min
+    if not attention_mask.is_floating_point():
+        raise TypeError(
+            f"the mask of each query is {attention_mask.dtype}; pass booleans, True where it may look, or "
+            "floats to add to the scores"
+        )
+    visible = attention_mask > HIDING
     added = attention_mask.masked_fill(~visible, 0.0)
     return visible, added if position_bias is None else added + position_bias

@@ -16,9 +16,9 @@ from transformers import (
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
     Cache,
+    DynamicCache,
     EncoderDecoderCache,
     GenerationMixin,
-    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
 )
@@ -29,8 +29,9 @@ from transformers.modeling_outputs import (
     SequenceClassifierOutput,
 )
 
-from diffwindow.attention.key_cache import KeyCache
 from diffwindow.attention.visibility import EVERYTHING, Visibility, first_true, padded_visibility
+from diffwindow.hf.auto_configs import ClassifierAutoConfig, LanguageModelAutoConfig, TranslatorAutoConfig
+from diffwindow.hf.layer_cache import LayerCache, layer_caches
 from diffwindow.models.build import MODELS, Model, read_config
 from diffwindow.models.translator import Translator
 from diffwindow.special_tokens import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
@@ -38,51 +39,6 @@ from diffwindow.special_tokens import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
 # What is put around a text: a translator reads sources with their end, a language model begins.
 TEMPLATES = {"translator": "$A </s>", "language_model": "<s> $A", "classifier": "$A"}
 IGNORED = -100
-
-
-class TranslatorAutoConfig(PreTrainedConfig):
-    """The settings of a Translator, in `settings`, and the fields that transformers expects."""
-
-    model_type = "diffwindow_translator"
-
-    def __init__(self, settings: dict[str, Any] | None = None, **others: Any) -> None:
-        common = {"is_encoder_decoder": True, "decoder_start_token_id": BOS}
-        super().__init__(**(common | _fields(settings) | others))
-
-
-class LanguageModelAutoConfig(PreTrainedConfig):
-    """The settings of a LanguageModel, in `settings`, and the fields that transformers expects."""
-
-    model_type = "diffwindow_language_model"
-
-    def __init__(self, settings: dict[str, Any] | None = None, **others: Any) -> None:
-        super().__init__(**(_fields(settings) | others))
-
-
-class ClassifierAutoConfig(PreTrainedConfig):
-    """The settings of a Classifier, in `settings`, and the fields that transformers expects."""
-
-    model_type = "diffwindow_classifier"
-
-    def __init__(self, settings: dict[str, Any] | None = None, **others: Any) -> None:
-        labels = {} if "id2label" in others or not settings else {"num_labels": settings["num_classes"]}
-        super().__init__(**(labels | _fields(settings) | others))
-
-
-def _fields(settings: dict[str, Any] | None) -> dict[str, Any]:
-    """Return our settings and, under the names that transformers looks for, some of them again."""
-    settings = settings or {}
-    return {
-        "settings": settings,
-        "vocab_size": settings.get("vocab_size"),
-        "hidden_size": settings.get("embed_dim"),
-        "num_attention_heads": settings.get("num_heads"),
-        "num_hidden_layers": settings.get("decoder_layers", settings.get("num_layers")),
-        "pad_token_id": PAD,
-        "bos_token_id": BOS,
-        "eos_token_id": EOS,
-        "tie_word_embeddings": False,
-    }
 
 
 class _Wrapped(PreTrainedModel):
@@ -102,6 +58,11 @@ class _Wrapped(PreTrainedModel):
 
     def _init_weights(self, module: nn.Module) -> None:
         """Leave the weights as our own models initialise them."""
+
+    # called by `generate` with a static cache, with more arguments than are of use here
+    def create_masks_for_generate(self, *, attention_mask: Tensor | None, **_: Any) -> Tensor | None:
+        """Keep the mask of the tokens: the models add the causal one themselves."""
+        return attention_mask
 
 
 class TranslatorForSeq2SeqLM(_Wrapped, GenerationMixin):
@@ -123,6 +84,7 @@ class TranslatorForSeq2SeqLM(_Wrapped, GenerationMixin):
         past_key_values: Any = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
+        num_items_in_batch: Tensor | int | None = None,
         **_: Any,
     ) -> Seq2SeqLMOutput:
         """Return the logits after each token of `decoder_input_ids`, by default `labels` shifted right."""
@@ -135,18 +97,19 @@ class TranslatorForSeq2SeqLM(_Wrapped, GenerationMixin):
         if encoder_outputs is None:
             encoder_outputs = self.get_encoder()(input_ids, attention_mask)
         encoded: Any = encoder_outputs[0]
-        source = padded_visibility(None if attention_mask is None else attention_mask.bool())
-        caches, memory = [], self._memory(encoded, past_key_values)
-        past = 0
-        if past_key_values is not None:
-            own = getattr(past_key_values, "self_attention_cache", past_key_values)
-            past = int(own.get_seq_length())
-            caches = [_LayerCache(own, layer) for layer in range(len(self.model.decoder.layers))]
+        source = padded_visibility(_token_mask(attention_mask))
+        if use_cache and past_key_values is None:
+            past_key_values = EncoderDecoderCache(DynamicCache(), DynamicCache())
+        memory = self._memory(encoded, past_key_values)
+        caches = layer_caches(
+            getattr(past_key_values, "self_attention_cache", past_key_values), len(self.model.decoder.layers)
+        )
+        past = caches[0].length if caches else 0
         x = self.model.embedding(decoder_input_ids, _positions(decoder_input_ids, past))
         visibility = _causal_visibility(decoder_input_ids, past, None)
         hidden = self.model.decoder(x, visibility, memory=memory, memory_visibility=source, caches=caches)
         logits = self.model.embedding.logits(hidden)
-        loss: Any = None if labels is None else _token_loss(logits, labels)
+        loss: Any = None if labels is None else _token_loss(logits, labels, num_items_in_batch)
         return Seq2SeqLMOutput(
             loss=loss,
             logits=logits,
@@ -162,7 +125,7 @@ class TranslatorForSeq2SeqLM(_Wrapped, GenerationMixin):
         cross, updated = past_key_values.cross_attention_cache, past_key_values.is_updated
         if not updated.get(0):
             for layer, keys in enumerate(self.model.decoder.project_memory(encoded)):
-                _LayerCache(cross, layer).append(keys)
+                LayerCache(cross, layer).append(keys)
                 updated[layer] = True
         layers: list[Any] = list(cross.layers)
         return [layer.keys[:, 0] for layer in layers]
@@ -182,21 +145,22 @@ class LanguageModelForCausalLM(_Wrapped, GenerationMixin):
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int = 0,
+        num_items_in_batch: Tensor | int | None = None,
         **_: Any,
     ) -> CausalLMOutputWithPast:
         """Return the logits after each token; `labels` are the tokens themselves, and are shifted here."""
         if input_ids is None:
             raise ValueError("input_ids is missing")
-        past = 0 if past_key_values is None else int(past_key_values.get_seq_length())
-        mask = None if attention_mask is None else attention_mask.bool()
+        if use_cache and past_key_values is None:
+            past_key_values = DynamicCache()
+        caches = layer_caches(past_key_values, len(self.model.decoder.layers))
+        past = caches[0].length if caches else 0
+        mask = _token_mask(attention_mask)
         origin = None if mask is None else first_true(mask)
-        caches = []
-        if past_key_values is not None:
-            caches = [_LayerCache(past_key_values, layer) for layer in range(len(self.model.decoder.layers))]
         x = self.model.embedding(input_ids, _positions(input_ids, past, origin))
         hidden = self.model.decoder(x, _causal_visibility(input_ids, past, mask), caches=caches)
         logits = self.model.embedding.logits(hidden[:, -logits_to_keep:] if logits_to_keep else hidden)
-        loss: Any = None if labels is None else _token_loss(logits[:, :-1], labels[:, 1:])
+        loss: Any = None if labels is None else _token_loss(logits[:, :-1], labels[:, 1:], num_items_in_batch)
         return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past_key_values)
 
 
@@ -204,6 +168,8 @@ class ClassifierForSequenceClassification(_Wrapped):
     """A Classifier as a transformers model."""
 
     config_class = ClassifierAutoConfig
+    # its loss is the mean of a batch, which a Trainer has to divide by the batches of an update
+    accepts_loss_kwargs = False
 
     # the names are those that transformers calls with; it passes more that a model may leave alone
     def forward(
@@ -214,7 +180,7 @@ class ClassifierForSequenceClassification(_Wrapped):
         **_: Any,
     ) -> SequenceClassifierOutput:
         """Return the logits of the classes."""
-        logits = self.model(input_ids, None if attention_mask is None else attention_mask.bool())
+        logits = self.model(input_ids, _token_mask(attention_mask))
         loss: Any = None if labels is None else F.cross_entropy(logits.float(), labels)
         return SequenceClassifierOutput(loss=loss, logits=logits)
 
@@ -276,25 +242,20 @@ class _Encoder(nn.Module):
         self.translator = translator
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **_: Any) -> BaseModelOutput:
-        mask = None if attention_mask is None else attention_mask.bool()
-        encoded: Any = self.translator.encode(input_ids, mask)
+        encoded: Any = self.translator.encode(input_ids, _token_mask(attention_mask))
         return BaseModelOutput(last_hidden_state=encoded)
 
 
-class _LayerCache(KeyCache):
-    """One layer of a transformers cache, which keeps our stacked keys as the keys of a single head."""
-
-    def __init__(self, cache: Cache, layer: int) -> None:
-        super().__init__()
-        self.cache = cache
-        self.layer = layer
-
-    def append(self, keys: Tensor) -> Tensor:
-        """Add the keys of new tokens and return all that are kept."""
-        heads = keys[:, None]
-        # there are no values apart from the keys: a cache takes a width of zero
-        kept: Tensor = self.cache.update(heads, heads[..., :0], self.layer)[0]
-        return kept[:, 0]
+def _token_mask(attention_mask: Tensor | None) -> Tensor | None:
+    """Return the mask of real tokens as booleans."""
+    if attention_mask is None:
+        return None
+    if attention_mask.dim() != 2:
+        raise ValueError(
+            f"attention_mask has shape {list(attention_mask.shape)}, not [batch, length]; "
+            "pass one value per token, 1 where it is real"
+        )
+    return attention_mask.bool()
 
 
 def _positions(tokens: Tensor, past: int, origin: Tensor | None = None) -> Tensor:
@@ -316,7 +277,13 @@ def _causal_visibility(tokens: Tensor, past: int, mask: Tensor | None) -> Visibi
     return Visibility(causal & mask[:, None, None, :], segment_origin=first_true(mask))
 
 
-def _token_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean cross-entropy of the labels that are neither padding nor ignored."""
-    labels = labels.masked_fill(labels == PAD, IGNORED)
-    return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORED)
+def _token_loss(logits: Tensor, labels: Tensor, num_items: Tensor | int | None) -> Tensor:
+    """Return the mean cross-entropy of the labels that are neither padding nor ignored.
+
+    A Trainer that accumulates gradients gives `num_items`, the labels of all batches of an update.
+    """
+    labels = labels.masked_fill(labels == PAD, IGNORED).flatten()
+    scores = logits.float().flatten(0, 1)
+    if num_items is None:
+        return F.cross_entropy(scores, labels, ignore_index=IGNORED)
+    return F.cross_entropy(scores, labels, ignore_index=IGNORED, reduction="sum") / num_items

@@ -71,6 +71,7 @@ def save_windows(model: PreTrainedModel, folder: str | os.PathLike[str]) -> None
             "revision": getattr(model.config, "_commit_hash", None),
             "model_type": model.config.model_type,
             "fingerprint": base_fingerprint(model),
+            "fingerprint_fp16": base_fingerprint(model, torch.float16),
         },
         "sha256": sha256_of(path / WEIGHTS),
     }
@@ -103,18 +104,24 @@ def load_windows(
     return model
 
 
-def base_fingerprint(model: nn.Module) -> str:
+def base_fingerprint(model: nn.Module, loaded_as: torch.dtype | None = None) -> str:
     """Hash the names, shapes and first values of all parameters but the windows'.
 
-    Values count as bfloat16, so that a model loaded in half the precision is still the same base.
+    Values count as bfloat16, so that a model loaded in bf16 is still the same base. `loaded_as` rounds them
+    to another type first: values that went through fp16 may round to another bfloat16.
     """
     digest = hashlib.sha256()
     for name, parameter in sorted(model.named_parameters()):
         if f".{CHILD}." not in name:
             digest.update(f"{name} {list(parameter.shape)}".encode())
-            first = parameter.detach().flatten()[:64].to(device="cpu", dtype=torch.bfloat16)
-            digest.update(first.view(torch.int16).numpy().tobytes())
+            first = parameter.detach().flatten()[:64].cpu().to(loaded_as or parameter.dtype)
+            digest.update(first.to(torch.bfloat16).view(torch.int16).numpy().tobytes())
     return digest.hexdigest()
+
+
+def _matches(model: nn.Module, fingerprints: set[str]) -> bool:
+    """Tell whether a model has the base weights of these fingerprints, perhaps rounded to half precision."""
+    return any(base_fingerprint(model, dtype) in fingerprints for dtype in (None, torch.float16))
 
 
 def _window_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -143,14 +150,15 @@ def _read(path: Path, model: PreTrainedModel, *, check_base: bool) -> tuple[Sett
         )
     try:
         settings, base = Settings.of(description, path / DESCRIPTION), description["base"]
-        expected, name, revision = base["fingerprint"], base["name"], base["revision"]
-        checksum = description["sha256"]
+        # files from before the second fingerprint know bases in fp32 and bf16 only
+        fingerprints = {base["fingerprint"], base.get("fingerprint_fp16")}
+        name, revision, checksum = base["name"], base["revision"], description["sha256"]
     except (KeyError, TypeError) as error:
         raise ModelFileError(f"{path / DESCRIPTION} is damaged: it lacks {error}") from None
     weights = path / WEIGHTS
     if not weights.is_file() or sha256_of(weights) != checksum:
         raise ModelFileError(f"{weights} is missing or damaged; save the windows again")
-    if check_base and base_fingerprint(model) != expected:
+    if check_base and not _matches(model, fingerprints):
         raise ModelFileError(
             f"the windows of {path} were trained on another base than this {type(model).__name__}: "
             f"{name or 'a model without a name'}, revision {revision or 'unknown'}; load that one"

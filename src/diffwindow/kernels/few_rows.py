@@ -4,6 +4,7 @@ For up to some hundred rows it is faster than the library that torch calls, whic
 """
 
 import struct
+from typing import TypeGuard
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +21,7 @@ _MIN_PRODUCTS = 1 << 16
 
 def apply(layer: nn.Module, x: Tensor) -> Tensor:
     """Call a linear layer, or whatever has taken its place."""
-    if torch.is_grad_enabled() or type(layer) is not nn.Linear or not _is_plain(layer):
+    if torch.is_grad_enabled() or not is_plain(layer):
         output: Tensor = layer(x)
         return output
     return linear(x, layer.weight, layer.bias)
@@ -41,10 +42,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return y
 
 
-def _is_plain(layer: nn.Linear) -> bool:
-    """Tell whether a call of the layer does nothing but compute."""
+def is_plain(layer: nn.Module) -> TypeGuard[nn.Linear]:
+    """Tell whether a call of the layer does nothing but multiply by its weight and add its bias."""
     hooks = nn.modules.module
-    return not (
+    return type(layer) is nn.Linear and not (
         layer._forward_hooks
         or layer._forward_pre_hooks
         or hooks._global_forward_hooks

@@ -207,9 +207,14 @@ class AddedWindow(nn.Module):
 
         It is the mean over heads and up to 16 queries of the call's first sequence.
         """
-        if self.sample is None:
+        # the model may have moved since, even to where there are no values
+        device = self.left.query.device
+        if self.sample is None or device.type == "meta":
             return None
-        q, k, visible, origin, scale = self.sample
+        q, k, scale = self.sample.q.to(device), self.sample.k.to(device), self.sample.scale
+        visible, origin = (
+            None if x is None else x.to(device) for x in (self.sample.visible, self.sample.segment_origin)
+        )
         phi_left, phi_right = (
             functional.boundary(pair(q), k, mask=visible, scale=scale) for pair in (self.left, self.right)
         )
