@@ -72,9 +72,9 @@ table = [line for line in report.splitlines() if line.startswith("|")]
 print("\n".join(table[:6]))
 
 # %% [markdown]
-# A gain is the difference to the first row, and stands with its 95 % interval over seeds and test examples.
-# Where the interval holds zero, the rows cannot be told apart: add seeds (`--seeds 5`, the finished ones are
-# kept) or test examples before you believe anything.
+# A gain is the difference to the first row, with its 95 % interval over seeds and test examples. Where the
+# interval contains zero, the rows cannot be told apart: add seeds (`--seeds 5`, finished ones are kept) or
+# test examples before you believe anything.
 
 # %%
 import shutil
