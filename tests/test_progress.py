@@ -27,6 +27,20 @@ def test_lines_are_printed_every_ten_seconds_with_the_time_left(capsys, clock):
     ]
 
 
+def test_a_stage_that_goes_on_in_the_middle_counts_only_what_was_done_since(capsys, clock):
+    with show_progress() as progress:
+        for second in range(0, 21, 10):
+            clock[0] = float(second)
+            progress("training", 0.5 + second / 1000)
+        clock[0] = 30.0
+        progress("reading", 0.0)
+    assert capsys.readouterr().err.splitlines() == [
+        "training: 51%, 490 s left",
+        "training: 52%, 480 s left",
+        "reading: 0%",
+    ]
+
+
 def test_a_detail_and_a_note_are_lines_at_once(capsys, clock):
     with show_progress() as progress:
         progress("training", 0.1, "1/10  loss 3.0")

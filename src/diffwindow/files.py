@@ -43,9 +43,9 @@ def replacing(path: Path, *, follow_link: bool = False) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a whole file, or leave the old one."""
-    with replacing(path) as temporary:
+def write_atomically(path: Path, content: bytes, *, follow_link: bool = False) -> None:
+    """Write a whole file, or leave the old one; `follow_link` is that of `replacing`."""
+    with replacing(path, follow_link=follow_link) as temporary:
         temporary.write_bytes(content)
 
 

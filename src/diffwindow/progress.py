@@ -77,19 +77,21 @@ class _Lines(Progress):
     """A line per detail, and one every ten seconds where there is none."""
 
     def __init__(self) -> None:
-        self._started: dict[str, float] = {}
+        # the time and the fraction at the start of each stage
+        self._starts: dict[str, tuple[float, float]] = {}
         self._last = time.monotonic()
 
     def __call__(self, stage: str, fraction: float, detail: str = "") -> None:
         now = time.monotonic()
-        begin = self._started.setdefault(stage, now)
+        began, first = self._starts.setdefault(stage, (now, fraction))
         if fraction >= 1.0:
-            del self._started[stage]
+            del self._starts[stage]
         if detail:
             self.note(f"{stage}: {detail}")
         elif now - self._last >= LINE_SECONDS:
-            left = (now - begin) * (1 - fraction) / fraction if fraction else float("inf")
-            self.note(f"{stage}: {fraction:.0%}, {left:.0f} s left")
+            progressed = fraction - first
+            left = f", {(now - began) * (1 - fraction) / progressed:.0f} s left" if progressed > 0 else ""
+            self.note(f"{stage}: {fraction:.0%}{left}")
 
     def note(self, text: str) -> None:
         self._last = time.monotonic()

@@ -1,5 +1,6 @@
 """The verb `view`, as people call it, on model folders with random weights."""
 
+import gzip
 import json
 import os
 import signal
@@ -97,6 +98,23 @@ def test_statistics_of_a_split_and_of_a_file(run, folders, tmp_path):
     (tmp_path / "text.txt").write_text("the old keys\n\nmy lamps\n")
     code, out, _ = run("run", "--statistics", "text.txt", "--json")
     assert {row["queries"] for row in json.loads(out)} == {4 + 3}
+
+
+def test_a_file_for_statistics_may_be_compressed_and_its_bad_line_is_named(run, tmp_path):
+    (tmp_path / "text.gz").write_bytes(gzip.compress("\ufeffthe old keys\n".encode()))
+    code, out, _ = run("run", "--statistics", "text.gz", "--json")
+    assert {row["queries"] for row in json.loads(out)} == {4}
+    (tmp_path / "latin.txt").write_bytes(b"the old keys\nna\xefve\n")
+    code, _, error = run("run", "--statistics", "latin.txt")
+    assert (code, error) == (2, "diffwindow: latin.txt, line 2: not UTF-8 at byte 2\n")
+
+
+def test_a_page_is_written_to_the_file_behind_a_link(run, tmp_path):
+    (tmp_path / "real.html").touch()
+    (tmp_path / "link.html").symlink_to("real.html")
+    assert run("run", "the old keys", "--out", "link.html")[0] == 0
+    assert (tmp_path / "link.html").is_symlink()
+    assert page_data(tmp_path / "real.html")["title"] == "the old keys"
 
 
 @pytest.mark.parametrize(

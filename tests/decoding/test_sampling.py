@@ -40,7 +40,9 @@ def test_paths_are_drawn_as_often_as_they_are_probable():
         assert abs(counts[tokens] - draws * probability) < five_sigma
 
 
-@pytest.mark.parametrize("cut", [{"top_k": 1}, {"top_p": 1e-9}, {"temperature": 1e-4}])
+@pytest.mark.parametrize(
+    "cut", [{"top_k": 1}, {"top_p": 1e-9}, {"temperature": 1e-4}, {"temperature": 1e-320}]
+)
 def test_the_narrowest_cut_is_greedy(cut):
     toy = Toy(6)
     found = sample(toy, toy.begin(range(5), [8] * 5), seed=1, **cut)
@@ -72,6 +74,8 @@ def test_forbidden_tokens_are_never_drawn():
     ("option", "message"),
     [
         ({"temperature": 0.0}, "temperature=0.0 is not above 0"),
+        ({"temperature": float("nan")}, "temperature=nan is not above 0 and finite"),
+        ({"temperature": float("inf")}, "temperature=inf is not above 0 and finite"),
         ({"top_k": 0}, "top_k=0 is below 1"),
         ({"top_p": 0.0}, "top_p=0.0 is not above 0"),
         ({"samples": 0}, "samples=0 is below 1"),
@@ -81,3 +85,9 @@ def test_bad_options_are_named(option, message):
     toy = Toy(3)
     with pytest.raises(ValueError, match=message):
         sample(toy, toy.begin([0], [3]), seed=0, **option)
+
+
+def test_a_model_that_is_not_finite_is_named():
+    toy = Toy(3, spread=float("nan"))
+    with pytest.raises(ValueError, match="every output has probability zero or NaN"):
+        sample(toy, toy.begin([0], [3]), seed=0)

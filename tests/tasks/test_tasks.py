@@ -12,8 +12,10 @@ from diffwindow.data.tokenizer import Tokenizer
 from diffwindow.decoding.translate import Output
 from diffwindow.special_tokens import BOS, EOS, PAD
 from diffwindow.tasks import translation
+from diffwindow.tasks.options import TaskOptions
 from diffwindow.tasks.registry import model_config, task_of
 from diffwindow.tasks.task import sweep
+from diffwindow.tasks.trained_model import Trained
 from samples.tiny_tasks import of
 
 
@@ -72,6 +74,19 @@ def test_a_saved_folder_gives_the_model_and_its_tokenizer_back(task, tmp_path):
     assert loaded.config == task.config
     tokenizer = Tokenizer.load(tmp_path / "model/tokenizer.json")
     assert tokenizer.vocab_size == task.store.tokenizer.vocab_size
+
+
+def test_a_saved_folder_records_every_option(reorder_store, agreement_store, text_store, tmp_path):
+    for store, options in (
+        (reorder_store, {"label_smoothing": 0.1, "valid_tokens": 100, "bleu_sentences": 7}),
+        (agreement_store, {"max_length": 5, "class_weights": "balanced"}),
+        (text_store, {"block_size": 37}),
+    ):
+        task = of(store, **options)
+        task.save(task.build_model(), tmp_path / store.task)
+        loaded = Trained.load(tmp_path / store.task)
+        assert loaded.options == TaskOptions(**options)
+        assert loaded.task(store) == task
 
 
 def test_translation_labels_are_the_token_after_each_target(reorder_store):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +12,7 @@ import typer
 
 from diffwindow.cli.data import File
 from diffwindow.cli.errors import check_folder, interruptible
-from diffwindow.cli.options import AsJson, Beam, Device, LabelColumn, LengthPenalty, TextColumn
+from diffwindow.cli.options import AsJson, Beam, Device, LabelColumn, LengthPenalty, TextColumn, chosen_search
 from diffwindow.cli.streams import STANDARD, file_or_dash, input_lines
 
 if TYPE_CHECKING:
@@ -85,7 +84,7 @@ def evaluate(
         trained = open_model(folder, device=device)
         if target_lang:
             trained = trained.with_language("target", target_lang)
-        return trained, _search(configured_search(folder), beam=beam, length_penalty=length_penalty)
+        return trained, chosen_search(configured_search(folder), beam=beam, length_penalty=length_penalty)
 
     raw = data if data and not is_store(data) else None
     files = NewFiles(source, reference, labels, text, raw, Columns(text_column, label_column))
@@ -207,12 +206,3 @@ def open_store(run: Path, data: Path | None) -> Store:
     if data is None:
         raise ValueError(f"{run} is not a run folder, so its corpus is unknown; give one with --data DIR")
     return Store.open(data)
-
-
-def _search(own: Search, *, beam: int | None, length_penalty: float | None) -> Search:
-    """Return the search of a run, changed by the options of the command line."""
-    return replace(
-        own,
-        beam=own.beam if beam is None else beam,
-        length_penalty=own.length_penalty if length_penalty is None else length_penalty,
-    )

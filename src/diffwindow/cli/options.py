@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from diffwindow.decoding.translate import Search
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a model folder.")]
 RunFolders = Annotated[
@@ -29,3 +33,12 @@ LabelColumn = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 AsJsonLines = Annotated[bool, typer.Option("--json", help="Print JSON lines.")]
+
+
+def chosen_search(own: Search, *, beam: int | None, length_penalty: float | None) -> Search:
+    """Return the search of a run, changed by the options that are given."""
+    return replace(
+        own,
+        beam=own.beam if beam is None else beam,
+        length_penalty=own.length_penalty if length_penalty is None else length_penalty,
+    )

@@ -21,6 +21,7 @@ from diffwindow.cli.options import (
     Seed,
     TopK,
     TopP,
+    chosen_search,
 )
 from diffwindow.cli.streams import (
     CHUNK,
@@ -80,9 +81,7 @@ def translate(
         with world.together():
             model = load(runs, device=device)
             search = replace(
-                model.search,
-                beam=model.search.beam if beam is None else beam,
-                length_penalty=model.search.length_penalty if length_penalty is None else length_penalty,
+                chosen_search(model.search, beam=beam, length_penalty=length_penalty),
                 n_best=nbest,
                 max_length=max_length,
                 temperature=temperature,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from diffwindow.cli.options import Device, RunFolder
+from diffwindow.cli.streams import input_lines
 
 if TYPE_CHECKING:
     from diffwindow.inference.attention import Example
@@ -165,9 +166,10 @@ def _example(
 def _checkpoints(run: Path) -> dict[str, Path]:
     """Return the folders of a run's checkpoints by name, oldest first and evenly spaced."""
     from diffwindow.training.checkpoints import Checkpoints
+    from diffwindow.training.run_folder import CHECKPOINTS
     from diffwindow.view.payload import spread
 
-    kept = Checkpoints(run / "checkpoints")
+    kept = Checkpoints(run / CHECKPOINTS)
     folders = {f"update {update:,}": kept.path(update) for update in kept.updates()}
     if not folders:
         raise ValueError(f"{run} has no checkpoints; keep some with train.keep_last=100")
@@ -201,7 +203,7 @@ def _write(
         name: trace_example(Trained.load(folder), example) for name, folder in checkpoints.items()
     }
     page = trace.to_html(against=against, checkpoints=earlier).encode("utf-8")
-    write_atomically(out or PAGE, page)
+    write_atomically(out or PAGE, page, follow_link=True)
     print(f"{out or PAGE}  {len(page) / 1e6:.2f} MB; open it in a browser")
 
 
@@ -211,10 +213,8 @@ def _corpus(trained: Trained, run: Path, data: Path | None, corpus: str) -> Iter
     from diffwindow.inference.attention import row_example, text_example
 
     if Path(corpus).is_file():
-        with Path(corpus).open(encoding="utf-8") as lines:
-            for line in lines:
-                if line.strip():
-                    yield text_example(trained, line)
+        with input_lines(Path(corpus)) as lines:
+            yield from (text_example(trained, line) for line in lines if line.strip())
         return
     store = open_store(run, data)
     for row in range(len(store.split(corpus))):

@@ -1,7 +1,7 @@
 """Work on many token sequences in batches by tokens, and return the results in their order."""
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -31,25 +31,48 @@ def in_batches(
 ) -> list[R]:
     """Call `work` on the indices of similar lengths together; return a result per index, in order.
 
+    Batches are those of `by_batch`.
+    """
+    results: dict[int, R] = {}
+    for indices, of_batch in by_batch(
+        lengths, lambda indices: work(indices.tolist()), max_tokens=max_tokens, progress=progress
+    ):
+        results |= dict(zip(indices.tolist(), of_batch, strict=True))
+    return [results[index] for index in range(len(lengths[0]))]
+
+
+def by_batch(
+    lengths: Sequence[NDArray[Any]],
+    work: Callable[[NDArray[np.int64]], R],
+    *,
+    max_tokens: int,
+    progress: Progress = no_progress,
+) -> list[tuple[NDArray[np.int64], R]]:
+    """Call `work` on the indices of each batch, shortest first; return the indices and the result of each.
+
     `lengths` has one array per field. A sequence longer than `max_tokens` is a batch of its own. Processes
     may share the batches (see `sharing`).
     """
     total, done = len(lengths[0]), 0
-    longest = max(int(field.max(initial=1)) for field in lengths)
-    batches = list(TokenBatches(list(lengths), max_tokens=max(max_tokens, longest), shuffle=False))
+    batches = _batches(lengths, max_tokens)
 
-    def run(indices: NDArray[np.int64]) -> Sequence[R]:
+    def run(indices: NDArray[np.int64]) -> R:
         nonlocal done
-        results = work(indices.tolist())
+        result = work(indices)
         # the others that share the work are about as far
         done = min(done + len(indices) * sharers(), total)
         progress(done, total)
-        return results
+        return result
 
-    found: dict[int, R] = {}
-    for indices, results in zip(batches, each(run, batches), strict=True):
-        found |= dict(zip(indices.tolist(), results, strict=True))
-    return [found[index] for index in range(total)]
+    return list(zip(batches, each(run, batches), strict=True))
+
+
+def _batches(lengths: Sequence[NDArray[Any]], max_tokens: int) -> list[NDArray[np.int64]]:
+    """Return the indices of batches within `max_tokens`, then each longer sequence alone."""
+    fitting = TokenBatches(list(lengths), max_tokens=max_tokens, shuffle=False, too_long="drop")
+    longest = np.max(np.stack(list(lengths)), axis=0)
+    alone = np.setdiff1d(np.arange(len(longest)), fitting.kept)
+    return [*fitting, *alone[longest[alone].argsort(kind="stable")][:, None]]
 
 
 def padded(rows: Sequence[Sequence[int]], device: str) -> Int[Tensor, "b n"]:

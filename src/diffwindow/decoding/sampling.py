@@ -1,5 +1,6 @@
 """Sampling: paths drawn from the model, by temperature, top-k and top-p, the same for the same seed."""
 
+import math
 from collections.abc import Sequence
 from functools import partial
 
@@ -39,8 +40,10 @@ def sample(
     the fewest of these that hold the mass `top_p`; `log_prob` and `score` are the model's own, before both.
     Sentence i draws from the seed `seed + i`, or from its own of several, whatever else is in the batch.
     """
-    if temperature <= 0:
-        raise ValueError(f"temperature={temperature} is not above 0; greedy_search is its limit at 0")
+    if not 0 < temperature < math.inf:
+        raise ValueError(
+            f"temperature={temperature} is not above 0 and finite; greedy_search is its limit at 0"
+        )
     if top_k is not None and top_k < 1:
         raise ValueError(f"top_k={top_k} is below 1; None keeps all tokens")
     if not 0 < top_p <= 1:
@@ -79,7 +82,9 @@ def _continue_each(
     logits = forbid(step)
     width = logits.shape[1]
     at_step = noise[step.sentences, step.length - 1, :width]
-    tokens = draw(logits / temperature, at_step, top_k=top_k, top_p=top_p)
+    # at most 0, in doubles: a tiny temperature would overflow
+    tempered = (logits - logits.amax(-1, keepdim=True)).double() / temperature
+    tokens = draw(tempered, at_step, top_k=top_k, top_p=top_p)
     log_probs = (logits.gather(-1, tokens[..., None]) - total).squeeze(-1)
     parents = torch.arange(width, device=tokens.device).expand_as(tokens)
     return Candidates(parents, tokens, step.log_probs + log_probs)
@@ -100,8 +105,8 @@ def draw(
     top, tokens = logits.double().topk(count)
     probability = top.softmax(-1)
     cumulative = probability.cumsum(-1)
-    # The last token kept is the one whose predecessors hold less than top_p.
-    last = (cumulative - probability < top_p).sum(-1, keepdim=True) - 1
+    # the last token kept is the one whose predecessors hold less than top_p; with NaN, any: `search` raises
+    last = ((cumulative - probability < top_p).sum(-1, keepdim=True) - 1).clamp(min=0)
     target = noise.double()[..., None] * cumulative.gather(-1, last)
     index = torch.searchsorted(cumulative, target, right=True).minimum(last)
     return tokens.gather(-1, index).squeeze(-1)

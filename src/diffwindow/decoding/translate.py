@@ -1,5 +1,6 @@
 """Translate many sentences: in batches by tokens, in order, long ones in pieces."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -52,8 +53,10 @@ class Search:
         limit = MAX_LENGTH_PENALTY
         if not -limit <= self.length_penalty <= limit:
             raise ValueError(f"length_penalty={self.length_penalty} is not between -{limit} and {limit}")
-        if self.temperature < 0:
-            raise ValueError(f"temperature={self.temperature} is below 0, which is beam search")
+        if not 0 <= self.temperature < math.inf:
+            raise ValueError(
+                f"temperature={self.temperature} is not finite and at least 0, which is beam search"
+            )
         if self.max_length < 1:
             raise ValueError(f"max_length={self.max_length} is below 1")
 

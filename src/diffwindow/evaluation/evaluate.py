@@ -98,7 +98,7 @@ def _classification(trained: Trained, task: Classification, split: str) -> Evalu
     if "attractors" in columns:
         groups = accuracy_by(right, columns["attractors"].astype(np.int64))
         metrics["by_attractors"] = {str(count): asdict(group) for count, group in groups.items()}
-    if has_gold_windows(task):
+    if has_gold_windows(task.store, task.max_length):
         metrics["windows"] = as_rows(window_fits(task, cast(Classifier, trained.model), split))
     return Evaluation(metrics, accuracy_terms(right), right=right)
 

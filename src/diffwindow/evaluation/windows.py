@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from diffwindow.attention.stacked_attention import Maps
+from diffwindow.data.store import Store
 from diffwindow.figures.attention_maps import Panel
 from diffwindow.metrics.window_overlap import gold_windows, inside, soft_overlap
 from diffwindow.models.classifier import Classifier
@@ -17,6 +18,7 @@ from diffwindow.special_tokens import PAD
 from diffwindow.tasks.classification import Classification, ClassificationBatch
 from diffwindow.tasks.task import sweep
 
+# the first and the last word of a gold window; the last is the query
 GOLD_COLUMNS = ("subject_start", "verb_position")
 
 
@@ -38,13 +40,13 @@ class WindowFit:
     inside_by_head: list[float]
 
 
-def has_gold_windows(task: Classification) -> bool:
-    """Return whether the corpus has gold windows that fit the model's tokens.
+def has_gold_windows(store: Store, max_length: int | None) -> bool:
+    """Return whether a corpus has gold windows that fit the tokens of a model that reads up to `max_length`.
 
     Their positions count words, so tokens must be words, and the model must read whole texts.
     """
-    columns = next(iter(task.store.splits.values())).columns
-    whole = task.store.tokenizer.kind == "words" and task.max_length is None
+    columns = next(iter(store.splits.values())).columns
+    whole = store.tokenizer.kind == "words" and max_length is None
     return whole and all(name in columns for name in GOLD_COLUMNS)
 
 

@@ -10,6 +10,7 @@ from diffwindow.data.store import Store
 from diffwindow.data.tokenizer import moses_tokenizer
 from diffwindow.decoding.beam import beam_search
 from diffwindow.decoding.search_start import length_limits, translation_start
+from diffwindow.evaluation.windows import GOLD_COLUMNS, has_gold_windows
 from diffwindow.files import sha256_of
 from diffwindow.models.classifier import Classifier
 from diffwindow.models.pretrained import TOKENIZER, evaluating
@@ -19,9 +20,6 @@ from diffwindow.tasks.trained_model import Trained
 from diffwindow.view.capture import capture
 from diffwindow.view.payload import page_data
 from diffwindow.view.trace import AttentionTrace, GoldSpan
-
-# columns with the first and the last word of the gold span; the query is the last word
-GOLD_COLUMNS = ("subject_start", "verb_position")
 
 
 @dataclass(frozen=True)
@@ -59,9 +57,7 @@ def row_example(trained: Trained, store: Store, split: str, row: int) -> Example
     ids = rows.sequences["source" if translates else "text"][row].tolist()[:-1]
     target = rows.sequences["target"][row].tolist()[:-1] if translates else None
     gold = None
-    # the columns count words, so tokens must be words
-    tokens_are_words = store.tokenizer.kind == "words" and trained.options.max_length is None
-    if tokens_are_words and all(name in rows.columns for name in GOLD_COLUMNS):
+    if has_gold_windows(store, trained.options.max_length):
         first, last = (int(rows.columns[name][row]) for name in GOLD_COLUMNS)
         gold = GoldSpan("Enc", last, first, last)
     return Example(ids, trained.tokenizer.decode(ids), target, gold)

@@ -90,7 +90,7 @@ class Answers:
 
     def __init__(self, compute: Compute, limits: Limits) -> None:
         self._compute = compute
-        self._limits = limits
+        self.limits = limits
         # a model runs in one thread: torch has threads of its own
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="diffwindow")
         self._answers: OrderedDict[str, Answer] = OrderedDict()
@@ -101,7 +101,7 @@ class Answers:
         if (known := self._answers.get(text)) is not None:
             self._answers.move_to_end(text)
             return known
-        if sum(not answer.done for answer in self._answers.values()) >= self._limits.waiting:
+        if sum(not answer.done for answer in self._answers.values()) >= self.limits.waiting:
             raise BusyError
         answer = self._answers[text] = Answer()
         loop = asyncio.get_running_loop()
@@ -116,13 +116,13 @@ class Answers:
     def _run(self, text: str, answer: Answer, loop: asyncio.AbstractEventLoop) -> None:
         """Compute an answer, in the thread; every change of it happens in the loop."""
         failure = None
-        deadline = loop.time() + self._limits.compute_time
+        deadline = loop.time() + self.limits.compute_time
         try:
             for event in self._compute(text):
                 if self._closed:
                     raise TimeoutError("the server is stopping")
                 if loop.time() > deadline:
-                    raise TimeoutError(f"this took more than {self._limits.compute_time:g} seconds")
+                    raise TimeoutError(f"this took more than {self.limits.compute_time:g} seconds")
                 loop.call_soon_threadsafe(answer.add, _line(event))
         except (ValueError, TimeoutError) as error:
             failure = 422 if isinstance(error, ValueError) else 504
@@ -142,7 +142,7 @@ class Answers:
             self._answers.pop(text, None)
         size = sum(known.size for known in self._answers.values())
         for old in [name for name, known in self._answers.items() if known.done]:
-            if size <= self._limits.kept:
+            if size <= self.limits.kept:
                 break
             size -= self._answers.pop(old).size
 

@@ -18,7 +18,7 @@ from diffwindow.models.classifier import Classifier, ClassifierConfig
 from diffwindow.models.pretrained import evaluating
 from diffwindow.progress import SILENT, Progress
 from diffwindow.tasks.model_folder import save_folder
-from diffwindow.tasks.options import TaskOptions
+from diffwindow.tasks.options import options_of
 from diffwindow.tasks.task import Loss, TensorBatch, sweep
 
 
@@ -118,10 +118,4 @@ class Classification:
 
     def save(self, model: nn.Module, folder: Path) -> None:
         """Write the model and its tokenizer as a folder that `from_pretrained` reads."""
-        options = TaskOptions(
-            label_smoothing=self.label_smoothing,
-            valid_tokens=self.valid_tokens,
-            max_length=self.max_length,
-            class_weights=self.class_weights,
-        )
-        save_folder(model, self.store, options, folder)
+        save_folder(model, self.store, options_of(self), folder)

@@ -22,3 +22,10 @@ class TaskOptions(BaseModel):
     """`balanced` weighs a class in the loss by examples / (classes · its examples)."""
     valid_tokens: Annotated[int, Field(ge=1)] = 4096
     """Largest batch of a validation, in padded tokens."""
+
+
+def options_of(task: object) -> TaskOptions:
+    """Return the options of a task, which are its attributes of the same names."""
+    return TaskOptions(
+        **{name: value for name, value in vars(task).items() if name in TaskOptions.model_fields}
+    )

@@ -8,9 +8,8 @@ from typing import Any, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
 import numpy as np
 from torch import Tensor, nn
 
-from diffwindow.data.batching import TokenBatches
+from diffwindow.decoding.batches import by_batch
 from diffwindow.progress import SILENT, Progress
-from diffwindow.sharing import each, sharers
 
 
 @runtime_checkable
@@ -98,19 +97,11 @@ def sweep(
 ) -> list[tuple[np.ndarray, R]]:
     """Work on every example of a split once, shortest first; return the indices and the result of each batch.
 
-    No example is too long. Processes may share the batches (see `sharing`).
+    Batches are those of `by_batch`.
     """
-    lengths = task.lengths(split)
-    longest = max(int(field.max(initial=0)) for field in lengths)
-    batches = list(TokenBatches(lengths, max_tokens=max(max_tokens, longest), shuffle=False))
-    done = 0
-
-    def counted(indices: np.ndarray) -> R:
-        nonlocal done
-        result = work(indices, task.collate(split, indices).to(device))
-        done += len(indices) * sharers()
-        progress("validation", min(done / len(lengths[0]), 1.0))
-        return result
-
-    results = each(counted, batches)
-    return list(zip(batches, results, strict=True))
+    return by_batch(
+        task.lengths(split),
+        lambda indices: work(indices, task.collate(split, indices).to(device)),
+        max_tokens=max_tokens,
+        progress=lambda done, total: progress("validation", done / total),
+    )

@@ -20,7 +20,7 @@ from diffwindow.models.translator import Translator, TranslatorConfig
 from diffwindow.progress import SILENT, Progress
 from diffwindow.special_tokens import PAD
 from diffwindow.tasks.model_folder import save_folder
-from diffwindow.tasks.options import TaskOptions
+from diffwindow.tasks.options import options_of
 from diffwindow.tasks.task import Loss, TensorBatch, sweep
 
 
@@ -110,5 +110,4 @@ class Translation:
 
     def save(self, model: nn.Module, folder: Path) -> None:
         """Write the model and its tokenizer as a folder that `from_pretrained` reads."""
-        options = TaskOptions(label_smoothing=self.label_smoothing, valid_tokens=self.valid_tokens)
-        save_folder(model, self.store, options, folder)
+        save_folder(model, self.store, options_of(self), folder)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from diffwindow.figures.attention_maps import Panel, attention_grid
-from diffwindow.view.trace import Array, AttentionTrace, Head, LayerMaps, sizes
+from diffwindow.view.trace import Array, AttentionTrace, Head, LayerMaps, tokens_by_side
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -41,7 +41,7 @@ def trace_figure(
     else:
         name = "mean of heads" if head == "mean" else f"head {head + 1}"
         rows = [_panels(maps, other, names, head=head, name=name, outline=outline)]
-    tokens = sides(trace)
+    tokens = tokens_by_side(trace)
     title = f"{trace.title}\n" if trace.title else ""
     return attention_grid(
         rows,
@@ -63,14 +63,6 @@ def choose_layer(trace: AttentionTrace, role: str | None, layer: int | None) -> 
         known = ", ".join(f"{maps.role} {maps.layer}" for maps in trace.layers) or "no layer"
         raise ValueError(f"there is no layer {layer or ''} of {role or 'any role'}; this trace has {known}")
     return next((maps for maps in among if maps.window is not None), among[0])
-
-
-def sides(trace: AttentionTrace) -> dict[str, list[str]]:
-    """Return the tokens of each side; where they have no names, their positions."""
-    return {
-        side: trace.tokens.get(side, [str(place) for place in range(size)])
-        for side, size in sizes(trace.layers).items()
-    }
 
 
 def of_head(array: Array, head: Head) -> Array:

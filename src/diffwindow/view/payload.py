@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from diffwindow.functional import soft_window
-from diffwindow.view.trace import AttentionTrace, LayerMaps, sizes
+from diffwindow.view.trace import AttentionTrace, LayerMaps, sizes, tokens_by_side
 
 # base64 characters of one trace, above which its values get 8 bits instead of 16, and of a whole page
 TRACE_BUDGET = 1_800_000
@@ -143,13 +143,12 @@ def page_data(
 
 
 def _run(trace: AttentionTrace, snapshots: Sequence[tuple[str, Encoded]]) -> Payload:
-    tokens = {}
-    for side, size in sizes(trace.layers).items():
-        labels = trace.tokens.get(side, [str(place) for place in range(size)])
-        tokens[side] = {"labels": labels, "words": word_numbers(labels)}
     return {
         "label": trace.label,
-        "tokens": tokens,
+        "tokens": {
+            side: {"labels": labels, "words": word_numbers(labels)}
+            for side, labels in tokens_by_side(trace).items()
+        },
         "gold": None if trace.gold is None else asdict(trace.gold),
         "snapshots": [{"label": name, "layers": encoded.layers} for name, encoded in snapshots],
     }

@@ -137,7 +137,7 @@ class AttentionTrace:
 
         path = Path(path)
         if path.suffix.lower() in (".html", ".htm"):
-            write_atomically(path, self.to_html(against=against).encode("utf-8"))
+            write_atomically(path, self.to_html(against=against).encode("utf-8"), follow_link=True)
         else:
             save_figure(self.figure(role, layer, head, against=against), path)
 
@@ -163,6 +163,14 @@ class AttentionTrace:
             f'<iframe sandbox="allow-scripts allow-downloads" srcdoc="{page}" title="Windows" '
             f'style="width:100%;height:{FRAME_HEIGHT}px;border:0" loading="lazy"></iframe>'
         )
+
+
+def tokens_by_side(trace: AttentionTrace) -> dict[str, list[str]]:
+    """Return the tokens of each side; where they have no names, their positions."""
+    return {
+        side: trace.tokens.get(side, [str(place) for place in range(size)])
+        for side, size in sizes(trace.layers).items()
+    }
 
 
 def sizes(layers: Sequence[LayerMaps]) -> dict[str, int]:
