@@ -1,6 +1,8 @@
 """Files of one's own: labelled text in three formats, languages, and a vocabulary that suits the corpus."""
 
+import gzip
 import json
+import lzma
 
 import pytest
 
@@ -58,6 +60,29 @@ def test_labels_with_spaces_and_unicode_in_every_format(tmp_path, name, content)
     assert [LABELS[row["label"]] for row in store.split("train")] == [label for _, label in ROWS]
 
 
+@pytest.mark.parametrize("name", ["a.tsv", "a.csv", "a.jsonl"])
+def test_blank_lines_marks_and_line_ends_of_other_systems_do_not_matter(tmp_path, name):
+    content = {"a.tsv": tsv(ROWS, ("text", "label")), "a.csv": csv(ROWS), "a.jsonl": jsonl(ROWS)}[name]
+    lines = content.splitlines()
+    text = "\ufeff" + "\r\n".join(["", lines[0], "", *lines[1:], "", ""])
+    (tmp_path / name).write_bytes(text.encode())
+    assert rows_of(labelled_recipe({"train": tmp_path / name})) == ROWS
+
+
+@pytest.mark.parametrize(("content", "problem"), [
+    ("text\tlabel\n".encode("utf-16"), "is UTF-16 text; save it as UTF-8"),
+    (b"PAR1\x15\x04\x15", "is a Parquet file; write its rows as JSON lines, CSV or TSV"),
+    (b"PK\x03\x04\x14", "is a zip archive or a spreadsheet"),
+    (gzip.compress(b"fine\tyes\n"), "is compressed; give it a name that ends in .gz"),
+    (lzma.compress(b"fine\tyes\n"), "is compressed; give it a name that ends in .xz"),
+], ids=["utf-16", "parquet", "zip", "gzip", "xz"])  # fmt: skip
+@pytest.mark.parametrize("skip_bad", [False, True])
+def test_files_that_are_no_text_are_named(tmp_path, content, problem, skip_bad):
+    (tmp_path / "a.tsv").write_bytes(content)
+    with pytest.raises(CorpusError, match=rf"a\.tsv {problem}"):
+        labelled_recipe({"train": tmp_path / "a.tsv"}, skip_bad=skip_bad)
+
+
 def test_columns_by_name_and_by_number(tmp_path):
     swapped = [(label, "7", text) for text, label in ROWS]
     named = write(tmp_path / "named.tsv", tsv(swapped, ("class", "id", "review")))
@@ -108,6 +133,11 @@ def test_numerals_are_ordered_by_value(tmp_path):
     ("a.jsonl", '{"body": "a", "label": 1}\n', "a.jsonl, line 1: missing text: it has body, label"),
     ("a.jsonl", '{"text": "a", "label": [1]}\n', "the label is not a text or a whole number"),
     ("a.jsonl", "[1]\n", "a.jsonl, line 1: not a JSON object"),
+    (
+        "a.jsonl",
+        '{"text": "a \\ud83d", "label": 1}\n',
+        r"a.jsonl, line 1: half of a character: the escape '\ud83d' has no partner; fix the file",
+    ),
 ])  # fmt: skip
 def test_mistakes_are_one_sentence(tmp_path, name, content, sentence):
     with pytest.raises(CorpusError) as error:

@@ -106,7 +106,16 @@ SUFFIXES = ("", ".gz", ".xz")
 MAX_LINE = 1_000_000
 MAX_WORD = 10_000
 _LONG_WORD = re.compile(rf"\S{{{MAX_WORD + 1}}}")
-
+_UTF_16 = "UTF-16 text; save it as UTF-8"
+# how files begin that are no UTF-8 text, what they are, and what to do
+FOREIGN = {
+    codecs.BOM_UTF16_LE: _UTF_16,
+    codecs.BOM_UTF16_BE: _UTF_16,
+    b"PAR1\x15": "a Parquet file; write its rows as JSON lines, CSV or TSV",
+    b"PK\x03\x04": "a zip archive or a spreadsheet; give a text file, such as CSV or TSV",
+    b"\x1f\x8b": "compressed; give it a name that ends in .gz",
+    b"\xfd7zXZ": "compressed; give it a name that ends in .xz",
+}
 
 # what reading a damaged archive raises
 DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError)
@@ -173,8 +182,17 @@ def without_mark(raw: bytes, number: int) -> bytes:
     return raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw
 
 
+def check_text(first: bytes, path: Path) -> None:
+    """Raise if the first line of a file begins as another format than text does."""
+    for beginning, problem in FOREIGN.items():
+        if first.startswith(beginning):
+            raise CorpusError(f"{path} is {problem}")
+
+
 def decoded(raw: bytes, path: Path, number: int, audit: Audit) -> str | None:
     """Decode a line as UTF-8; None when it is not valid and bad rows are skipped."""
+    if number == 1:
+        check_text(raw, path)
     raw = without_mark(raw, number)
     if problem := too_long(raw):
         audit.bad(path, number, problem)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from diffwindow.data.lines import (
     MAX_LINE,
@@ -30,6 +31,8 @@ SentimentLabels = Literal["binary", "five"]
 # the singular and plural verb tags of the agreement files
 VERB_NUMBERS = {"VBZ": 0, "VBP": 1}
 UNKNOWN_COUNT = -1
+# JSON can write it, UTF-8 cannot
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def text(path: Path, audit: Audit, *, blank: Blank) -> Iterator[Row]:
@@ -108,7 +111,8 @@ def labelled(path: Path, audit: Audit, *, columns: Columns, labels: Mapping[str,
 def labelled_cells(path: Path, audit: Audit, columns: Columns) -> Iterator[tuple[int, str, str]]:
     """Yield (line number, text, label) of a file whose name ends as TSV, CSV or JSON lines do.
 
-    A header that names the columns is recognised; without one, the text comes first, then the label.
+    A header that names the columns is recognised; without one, the text comes first, then the label. Blank
+    lines are left out.
     """
     suffix = next((end for end in reversed(path.suffixes) if end not in SUFFIXES), "").lower()
     if suffix in {".jsonl", ".ndjson", ".json"}:
@@ -116,7 +120,9 @@ def labelled_cells(path: Path, audit: Audit, columns: Columns) -> Iterator[tuple
     else:
         rows = _table_cells(path, audit, columns, _csv_rows if suffix == ".csv" else _tsv_rows)
     for number, text, label in rows:
-        if not label.strip():
+        if half := _SURROGATE.search(f"{text} {label}"):
+            audit.bad(path, number, "half of a character", f"the escape {half[0]!a} has no partner")
+        elif not label.strip():
             audit.bad(path, number, "missing label")
         elif not text.strip():
             audit.bad(path, number, "empty text")
@@ -127,28 +133,43 @@ def labelled_cells(path: Path, audit: Audit, columns: Columns) -> Iterator[tuple
 def _table_cells(
     path: Path, audit: Audit, columns: Columns, read: Callable[[Path, Audit], Iterator[tuple[int, list[str]]]]
 ) -> Iterator[tuple[int, str, str]]:
-    places: tuple[int, int] = (0, 1)
-    width = 2
-    for row, (number, cells) in enumerate(read(path, audit)):
-        if row == 0:
-            header = [cell.strip() for cell in cells]
-            text, label = _column(header, "text", columns.text), _column(header, "label", columns.label)
-            if text is not None and label is not None:
-                width, places = len(header), (text, label)
-                continue
-            if (numbers := _positions(columns, len(header))) is not None:
-                width, places = len(header), numbers
-            elif columns != ANY_COLUMNS or len(header) != width:
-                wanted = {columns.text or "text": text, columns.label or "label": label}
-                missing = " or ".join(repr(name) for name, place in wanted.items() if place is None)
-                raise NoColumnError(
-                    f"{path}, line {number}: there is no column {missing}, but {', '.join(header)}; "
-                    "name those of text and label"
-                )
-        if len(cells) == width:
-            yield number, cells[places[0]], cells[places[1]]
+    rows = read(path, audit)
+    first = next(rows, None)
+    if first is None:
+        return
+    layout = _layout(path, *first, columns)
+    for number, cells in rows if layout.has_header else chain([first], rows):
+        if len(cells) == layout.width:
+            yield number, cells[layout.text], cells[layout.label]
         else:
-            audit.bad(path, number, "wrong number of columns", f"{len(cells)} instead of {width}")
+            audit.bad(path, number, "wrong number of columns", f"{len(cells)} instead of {layout.width}")
+
+
+class _Layout(NamedTuple):
+    """Where the text and the label are in a table of so many columns."""
+
+    width: int
+    text: int
+    label: int
+    has_header: bool = False
+
+
+def _layout(path: Path, number: int, first: list[str], columns: Columns) -> _Layout:
+    """Read from its first row where a table has its columns; without a header, text and label by default."""
+    header = [cell.strip() for cell in first]
+    text, label = _column(header, "text", columns.text), _column(header, "label", columns.label)
+    if text is not None and label is not None:
+        return _Layout(len(header), text, label, has_header=True)
+    if (numbers := _positions(columns, len(header))) is not None:
+        return _Layout(len(header), *numbers)
+    if columns == ANY_COLUMNS and len(header) == 2:
+        return _Layout(2, text=0, label=1)
+    wanted = {columns.text or "text": text, columns.label or "label": label}
+    missing = " or ".join(repr(name) for name, place in wanted.items() if place is None)
+    raise NoColumnError(
+        f"{path}, line {number}: there is no column {missing}, but {', '.join(header)}; "
+        "name those of text and label"
+    )
 
 
 def _positions(columns: Columns, width: int) -> tuple[int, int] | None:
@@ -168,7 +189,7 @@ def _column(header: list[str], kind: str, name: str | None) -> int | None:
 
 
 def _tsv_rows(path: Path, audit: Audit) -> Iterator[tuple[int, list[str]]]:
-    return ((number, line.split("\t")) for number, line in text_lines(path, audit))
+    return ((number, line.split("\t")) for number, line in text_lines(path, audit) if line.strip(" "))
 
 
 def _csv_rows(path: Path, audit: Audit) -> Iterator[tuple[int, list[str]]]:
@@ -187,6 +208,8 @@ def _csv_rows(path: Path, audit: Audit) -> Iterator[tuple[int, list[str]]]:
 
 def _json_cells(path: Path, audit: Audit, columns: Columns) -> Iterator[tuple[int, str, str]]:
     for number, line in text_lines(path, audit):
+        if not line.strip():
+            continue
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:

@@ -161,7 +161,7 @@ def _speeds(speeds: Mapping[str, float]) -> str:
         [label, f"{published[label] / PAPER_SPEED[0]:.2f}", f"{ratio:.2f}"] for label, ratio in speeds.items()
     ]
     heads = [
-        "updates a second, relative to the first row",
+        "updates per second, relative to the first row",
         "paper, on its machine",
         "ours, measured in turns",
     ]

@@ -154,7 +154,7 @@ def _outcome(job: Job, future: Future[str | None]) -> FinishedJob:
     try:
         problem = future.result()
     except BrokenProcessPool:
-        problem = "a process ended by itself, perhaps for want of memory; try fewer --jobs"
+        problem = "a process ended by itself, perhaps for want of memory; run fewer at once"
     return FinishedJob(job, result_of(job) if problem is None else None, problem)
 
 
