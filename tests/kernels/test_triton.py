@@ -42,6 +42,7 @@ VARIANTS = {
 OTHERS = {
     "fp16": {"dtype": torch.float16},
     "widths": {"widths": (7, 64, 20, 7, 40)},
+    "widths in eights": {"widths": (16, 8, 8, 16, 24), "heads": 2, "layouts": ("heads inside",) * 9},
     "padding": {"mask": "padding", "batch": 2},
     "rows that see nothing": {"mask": "hides all", "heads": 2},
     "one query": {"queries": 1},
@@ -100,6 +101,14 @@ def test_widths_are_padded_to_what_a_product_takes():
     widths = {width: torch.empty(1, 1, 1, width) for width in (0, 1, 8, 9, 20, 64)}
     assert [triton_launch.padded(x) for x in widths.values()] == [8, 8, 8, 16, 32, 64]
     assert [triton_launch.padded(x.bfloat16()) for x in widths.values()] == [16, 16, 16, 16, 32, 64]
+
+
+def test_strides_are_counted_in_eights_where_triton_would_not_see_them():
+    wide, narrow, odd = (torch.empty(2, 4, 5, width).transpose(1, 2) for width in (64, 8, 7))
+    assert triton_launch.step_of([wide]) == 1
+    assert triton_launch.step_of([wide, narrow]) == 8
+    assert triton_launch.step_of([wide, narrow, odd]) == 1
+    assert triton_launch.matrix(narrow, 8)[1:] == (20, 1, 5, 1)
 
 
 @KINDS

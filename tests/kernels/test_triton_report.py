@@ -56,6 +56,12 @@ def test_a_kernel_compiles_for_each_target():
         check(row)
 
 
+def test_narrow_pointers_are_not_loaded_one_value_at_a_time():
+    chosen = ("--target", "sm_80", "--width", "64", "--type", "fp16", "--kernel", "forward")
+    (row,) = rows(*chosen, "--kind", "multiplicative", "--options", "tolerance")
+    assert row["single_loads"] == 0
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("target", triton_report.TARGETS)

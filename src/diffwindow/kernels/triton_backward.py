@@ -116,7 +116,7 @@ def carry_address(base, head, tile, all_tiles, row_count, rows, how: tl.constexp
 @triton.jit
 def weight_gradients(p, place, queries, keys, grad, how: tl.constexpr):
     """Return the gradients of a tile's weights before dropout, dO Vᵀ − base, and what dropout keeps."""
-    v = load_keys(p.v, place, keys, how.value)
+    v = load_keys(p.v, place, keys, how.value, how)
     kept = 1.0
     if how.dropout:
         kept = kept_share(p, place, queries, keys)
@@ -344,10 +344,10 @@ def query_kernel(
     # Queries that see no key may hold anything.
     seeing = inside & (norms.inverse != 0.0)
     queries = load_queries(p, place, rows, seeing, how)
-    grad = load_rows(dout, place, rows, seeing, how.value)
+    grad = load_rows(dout, place, rows, seeing, how.value, how)
     base = tl.zeros([how.rows], tl.float32)
     if how.additive or how.normalize:
-        base = tl.sum(grad.to(tl.float32) * load_rows(out, place, rows, seeing, how.value), 1)
+        base = tl.sum(grad.to(tl.float32) * load_rows(out, place, rows, seeing, how.value, how), 1)
     grad = Incoming(grad, base)
     tiles = count_tiles(p, place, rows, how)
     totals = find_totals(p, place, queries, grad, norms, tiles, how)
@@ -401,14 +401,14 @@ def query_kernel(
             scan_left += steps[2]
             scan_right += steps[3]
         if reached or not how.normalize:
-            k = load_keys(p.score.k, place, keys, how.score)
+            k = load_keys(p.score.k, place, keys, how.score, how)
             sum_score += product(narrow(gradients[0], k.dtype, how), k, how)
         if how.additive and reached:
-            k_local = load_keys(p.local.k, place, keys, how.local)
+            k_local = load_keys(p.local.k, place, keys, how.local, how)
             sum_local += product(narrow(gradients[1], k_local.dtype, how), k_local, how)
-        k_left = load_keys(p.left.k, place, keys, how.left)
+        k_left = load_keys(p.left.k, place, keys, how.left, how)
         sum_left += product(narrow(gradients[2], k_left.dtype, how), k_left, how)
-        k_right = load_keys(p.right.k, place, keys, how.right)
+        k_right = load_keys(p.right.k, place, keys, how.right, how)
         sum_right += product(narrow(gradients[3], k_right.dtype, how), k_right, how)
     store_rows(dq, place, rows, inside, sum_score * p.score.scale, how.score, how)
     store_rows(dq_left, place, rows, inside, sum_left * p.left.scale, how.left, how)
@@ -458,7 +458,7 @@ def key_kernel(
         seeing = inside & (norms.inverse != 0.0)
         queries = load_queries(p, place, rows, seeing, how)
         totals, base = load_totals(row_totals, head, row_count, rows - first_row, inside)
-        grad = Incoming(load_rows(dout, place, rows, seeing, how.value), base)
+        grad = Incoming(load_rows(dout, place, rows, seeing, how.value, how), base)
         address = carry_address(carries, head, tile, all_tiles, row_count, rows - first_row, how)
         # Nobody has been in a tile after the last key, and no causal query in one after itself.
         been = rows < tl.where(first_key < p.shape.keys, last_row, 0)
@@ -488,5 +488,5 @@ def key_kernel(
 def give(x, place, keys, values, width: tl.constexpr, how: tl.constexpr, add: tl.constexpr):
     """Store a tile's rows of a gradient, or add to what earlier queries gave."""
     if add:
-        values += load_keys(x, place, keys, width)
+        values += load_keys(x, place, keys, width, how)
     store_rows(x, place, keys.index, keys.inside, values, width, how)

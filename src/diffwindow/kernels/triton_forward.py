@@ -69,7 +69,7 @@ def weigh(p, place, queries, keys, visible, window, reached, top, total, gathere
             weights *= kept_share(p, place, queries, keys)
         if not how.additive and not how.normalize:
             weights *= window
-        v = load_keys(p.v, place, keys, how.value)
+        v = load_keys(p.v, place, keys, how.value, how)
         gathered += product(narrow(weights, v.dtype, how), v, how)
     return new, total, gathered
 

@@ -1,7 +1,7 @@
 """Describe a call to the Triton kernels and launch them."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -30,9 +30,9 @@ def forward(call: Call, out: Tensor, rows: Tensor) -> None:
 
 
 def _forward(call: Call, out: Tensor, rows: Tensor, block: Block) -> None:
-    problem, options = describe(call, block)
+    problem, options = describe(call, block, step_of([*call.differentiable.values(), out]))
     programs = call.q.shape[0] * call.q.shape[1] * _ceil_div(call.q.shape[2], block.rows)
-    _launch(forward_kernel, programs, call.q, block, problem, matrix(out), rows, how=options)
+    _launch(forward_kernel, programs, call.q, block, problem, matrix(out, options.step), rows, how=options)
 
 
 def backward(call: Call, grad: Tensor, out: Tensor, rows: Tensor, grads: list[Tensor]) -> None:
@@ -51,7 +51,8 @@ def backward(call: Call, grad: Tensor, out: Tensor, rows: Tensor, grads: list[Te
 def _backward(
     call: Call, grad: Tensor, out: Tensor, rows: Tensor, grads: list[Tensor], blocks: Blocks
 ) -> None:
-    problem, options = describe(call, blocks.query)
+    step = step_of([*call.differentiable.values(), out, grad, *grads])
+    problem, options = describe(call, blocks.query, step)
     by_name = dict(zip(call.differentiable, grads, strict=True))
     at_once = call.q.shape[2] <= QUERIES_AT_ONCE
     # Gradients of keys add up over the runs of queries, in fp32.
@@ -60,7 +61,7 @@ def _backward(
         for name, x in by_name.items()
         if not name.startswith("q")
     }
-    targets = {name: matrix(x) for name, x in (by_name | sums).items()}
+    targets = {name: matrix(x, step) for name, x in (by_name | sums).items()}
     dq = [targets.get(name) for name in ("q", "q_left", "q_right", "q_local")]
     dk = [targets.get(name) for name in ("k", "v", "k_left", "k_right", "k_local")]
     heads = call.q.shape[0] * call.q.shape[1]
@@ -70,10 +71,20 @@ def _backward(
         carried = (heads, tiles, 6 if options.segments == "long" else 4, last - first)
         carries = torch.empty(carried, dtype=torch.float32, device=call.q.device)
         totals = torch.empty(heads, last - first, 4, dtype=torch.float32, device=call.q.device)
-        inputs = (problem, matrix(grad), rows, totals, carries)
+        inputs = (problem, matrix(grad, step), rows, totals, carries)
         extent = (first, last, tiles)
         programs = heads * _ceil_div(last - first, blocks.query.rows)
-        _launch(query_kernel, programs, call.q, blocks.query, *inputs, matrix(out), *dq, *extent, how=options)
+        _launch(
+            query_kernel,
+            programs,
+            call.q,
+            blocks.query,
+            *inputs,
+            matrix(out, step),
+            *dq,
+            *extent,
+            how=options,
+        )
         _launch(
             key_kernel,
             heads * tiles,
@@ -90,14 +101,16 @@ def _backward(
             by_name[name].copy_(x)
 
 
-def describe(call: Call, block: Block) -> tuple[Problem, Options]:
+def describe(call: Call, block: Block, step: int) -> tuple[Problem, Options]:
     """Return a call as the kernels take it: what they read at run time, and what they are compiled for."""
 
     def pair(q: Tensor | None, k: Tensor | None) -> Pair | None:
         if q is None or k is None:
             return None
         return Pair(
-            matrix(q), matrix(k), 1 / math.sqrt(max(q.shape[-1], 1)) if call.scale is None else call.scale
+            matrix(q, step),
+            matrix(k, step),
+            1 / math.sqrt(max(q.shape[-1], 1)) if call.scale is None else call.scale,
         )
 
     size = call.segment_size
@@ -110,7 +123,7 @@ def describe(call: Call, block: Block) -> tuple[Problem, Options]:
         left=pair(call.q_left, call.k_left),
         right=pair(call.q_right, call.k_right),
         local=pair(call.q_local, call.k_local),
-        v=matrix(call.v),
+        v=matrix(call.v, step),
         mask=_plane(None if call.attn_mask is None else call.attn_mask.view(torch.uint8)),
         bias=_plane(call.attn_bias),
         origin=call.segment_origin,
@@ -132,6 +145,7 @@ def describe(call: Call, block: Block) -> tuple[Problem, Options]:
         dropout=call.dropout_p > 0,
         precision="tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee",
         interpreted_bf16=interpreted() and call.q.dtype == torch.bfloat16,
+        step=step,
         score=padded(call.q),
         left=padded(call.q_left),
         right=padded(call.q_right),
@@ -173,10 +187,20 @@ def _runs(queries: int) -> Iterator[tuple[int, int]]:
         yield first, min(queries, first + QUERIES_AT_ONCE)
 
 
-def matrix(x: Tensor) -> Matrix:
-    """Return the address and the strides of a tensor."""
+def step_of(tensors: Iterable[Tensor]) -> int:
+    """Return what strides and widths are to be counted in: 1, or 8 elements.
+
+    Triton compiles another kernel for strides that are multiples of 16, and loads vectors there. Heads of
+    width 8 have multiples of 8, which it would not notice: they are counted in eights.
+    """
+    common = math.gcd(*(number for x in tensors for number in (*x.stride()[:3], x.shape[-1])))
+    return 8 if common % 16 == 8 else 1
+
+
+def matrix(x: Tensor, step: int) -> Matrix:
+    """Return the address of a tensor, and its strides and width in steps."""
     batch, head, row, _ = x.stride()
-    return Matrix(x, batch, head, row, x.shape[-1])
+    return Matrix(x, batch // step, head // step, row // step, x.shape[-1] // step)
 
 
 def _plane(x: Tensor | None) -> Plane | None:

@@ -61,7 +61,10 @@ class Entry(NamedTuple):
 
 
 class Usage(NamedTuple):
-    """What a compiled kernel uses; spills are bytes per thread, `matrix_products` run on matrix units."""
+    """What a compiled kernel uses.
+
+    Spills are bytes per thread, `matrix_products` run on matrix units, `single_loads` load one 16-bit value.
+    """
 
     rows: int
     keys: int
@@ -74,6 +77,7 @@ class Usage(NamedTuple):
     products: int
     matrix_products: int
     instructions: int
+    single_loads: int
 
 
 def entries(chosen: dict[str, object]) -> list[Entry]:
@@ -123,6 +127,7 @@ def measure(entry: Entry) -> Usage:
         products=len(products),
         matrix_products=sum("mma" in layouts[name] or "mfma" in layouts[name] for name in products),
         instructions=len(re.findall(r"\bmma\.sync|\bwgmma\.mma_async|\bv_mfma", assembly)),
+        single_loads=len(re.findall(r"\bld\.global\.b16|_load_(?:ushort|short_d16|u16|d16)", assembly)),
     )
 
 
@@ -168,8 +173,9 @@ def _arguments(entry: Entry, block: Any) -> dict[str, Any]:
     from diffwindow.kernels import triton_launch
 
     call = example(entry)
-    problem, options = triton_launch.describe(call, block)
-    matrix = triton_launch.matrix(call.q)
+    step = triton_launch.step_of(call.differentiable.values())
+    problem, options = triton_launch.describe(call, block, step)
+    matrix = triton_launch.matrix(call.q, step)
     local = matrix if entry.kind == "additive" else None
     floats = torch.empty(1, device="meta")
     return {

@@ -22,7 +22,7 @@ SLACK = tl.constexpr(4.8e-7)
 
 
 class Matrix(NamedTuple):
-    """A tensor `[b h n width]` whose rows are contiguous: its address and its strides."""
+    """A tensor `[b h n width]` whose rows are contiguous: its address, and its strides and width in steps."""
 
     data: Any
     batch: Any
@@ -83,8 +83,9 @@ class Options(NamedTuple):
 
     `mask` and `bias` are "none", "keys" (the same for all queries) or "full"; `segments` is "none", "short"
     (at most a tile) or "long". `cut` sets M to 0 below the threshold. `interpreted_bf16` works around
-    Triton's interpreter, which neither multiplies bf16 nor rounds to it. The widths are those of heads,
-    padded; `rows` and `keys` are the sizes of a tile.
+    Triton's interpreter, which neither multiplies bf16 nor rounds to it. `step` is what strides and widths of
+    matrices are counted in. The widths here are those of heads, padded; `rows` and `keys` are the sizes of a
+    tile.
     """
 
     additive: bool
@@ -98,6 +99,7 @@ class Options(NamedTuple):
     dropout: bool
     precision: str
     interpreted_bf16: bool
+    step: int
     score: int
     left: int
     right: int
@@ -188,36 +190,36 @@ def count_tiles(p, place, rows, how: tl.constexpr):
 
 
 @triton.jit
-def locate(x, place, rows, inside, width: tl.constexpr):
+def locate(x, place, rows, inside, width: tl.constexpr, how: tl.constexpr):
     """Return the addresses of rows of a matrix, and which of them may be touched."""
     columns = tl.arange(0, width)
-    base = x.data + place.batch * x.batch + place.head * x.head
-    address = base + rows.to(tl.int64)[:, None] * x.row + columns[None, :]
-    return address, inside[:, None] & (columns[None, :] < x.width)
+    base = x.data + (place.batch * x.batch + place.head * x.head) * how.step
+    address = base + rows.to(tl.int64)[:, None] * x.row * how.step + columns[None, :]
+    return address, inside[:, None] & (columns[None, :] < x.width * how.step)
 
 
 @triton.jit
-def load_rows(x, place, rows, inside, width: tl.constexpr):
+def load_rows(x, place, rows, inside, width: tl.constexpr, how: tl.constexpr):
     """Load rows of a matrix, zeros outside of it."""
-    address, touched = locate(x, place, rows, inside, width)
+    address, touched = locate(x, place, rows, inside, width, how)
     return tl.load(address, mask=touched, other=0.0)
 
 
 @triton.jit
-def load_keys(x, place, keys, width: tl.constexpr):
+def load_keys(x, place, keys, width: tl.constexpr, how: tl.constexpr):
     """Load the rows of a tile of keys."""
-    return load_rows(x, place, keys.index, keys.inside, width)
+    return load_rows(x, place, keys.index, keys.inside, width, how)
 
 
 @triton.jit
 def load_queries(p, place, rows, inside, how: tl.constexpr):
     """Load all projections of a block of queries; without local scores the place of theirs is not used."""
-    score = load_rows(p.score.q, place, rows, inside, how.score)
-    left = load_rows(p.left.q, place, rows, inside, how.left)
-    right = load_rows(p.right.q, place, rows, inside, how.right)
+    score = load_rows(p.score.q, place, rows, inside, how.score, how)
+    left = load_rows(p.left.q, place, rows, inside, how.left, how)
+    right = load_rows(p.right.q, place, rows, inside, how.right, how)
     local = score
     if how.additive:
-        local = load_rows(p.local.q, place, rows, inside, how.local)
+        local = load_rows(p.local.q, place, rows, inside, how.local, how)
     return Queries(rows, inside, score, left, right, local)
 
 
@@ -235,7 +237,7 @@ def narrow(x, dtype: tl.constexpr, how: tl.constexpr):
 @triton.jit
 def store_rows(x, place, rows, inside, values, width: tl.constexpr, how: tl.constexpr):
     """Store rows of a matrix in its own type."""
-    address, touched = locate(x, place, rows, inside, width)
+    address, touched = locate(x, place, rows, inside, width, how)
     if x.data.dtype.element_ty != tl.float32:
         values = narrow(values, x.data.dtype.element_ty, how)
     tl.store(address, values, mask=touched)
@@ -290,8 +292,8 @@ def scores(q, k, scale, visible, hidden, how: tl.constexpr):
 @triton.jit
 def boundary_logits(p, place, queries, keys, visible, how: tl.constexpr):
     """Return the logits of both boundaries over a tile, -inf where a query does not look."""
-    k_left = load_keys(p.left.k, place, keys, how.left)
-    k_right = load_keys(p.right.k, place, keys, how.right)
+    k_left = load_keys(p.left.k, place, keys, how.left, how)
+    k_right = load_keys(p.right.k, place, keys, how.right, how)
     left = scores(queries.left, k_left, p.left.scale, visible, float("-inf"), how)
     return left, scores(queries.right, k_right, p.right.scale, visible, float("-inf"), how)
 
@@ -323,7 +325,7 @@ def weight_logits(p, place, queries, keys, visible, window, how: tl.constexpr, r
 
     Outside of the window local scores count as 0. A normalised window hides the keys with M = 0.
     """
-    k = load_keys(p.score.k, place, keys, how.score)
+    k = load_keys(p.score.k, place, keys, how.score, how)
     x = scores(queries.score, k, p.score.scale, visible, float("-inf"), how)
     if how.bias != "none":
         bias = load_plane(p.bias, place, queries, keys, how.bias)
@@ -332,7 +334,7 @@ def weight_logits(p, place, queries, keys, visible, window, how: tl.constexpr, r
     if how.additive:
         local = tl.zeros_like(x)
         if reached:
-            k_local = load_keys(p.local.k, place, keys, how.local)
+            k_local = load_keys(p.local.k, place, keys, how.local, how)
             local = scores(queries.local, k_local, p.local.scale, visible, 0.0, how)
         x += local * window
     if how.normalize:
