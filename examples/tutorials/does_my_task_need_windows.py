@@ -38,9 +38,8 @@ print(Path("train.csv").read_text(encoding="utf-8").splitlines()[1])
 # diffwindow compare stores/mine --seeds 2
 # ```
 #
-# Without more settings, sizes suit the corpus, and as many models train at once as there are cores. With
-# a GPU add `--jobs 1`, because they would share it. Here we shorten the training, which is the same for
-# every row, and take one seed.
+# Without more settings, sizes suit the corpus, and as many models train at once as there are cores, or one
+# at a time on a GPU. Here we shorten the training, which is the same for every row, and take one seed.
 
 # %%
 import subprocess

@@ -29,6 +29,13 @@ def _jobs(table, columns, rows, out, seeds=(1,)):
     return jobs
 
 
+@pytest.mark.parametrize(("gpu", "processes"), [(False, 6), (True, 1)])
+def test_jobs_share_the_cores_but_not_a_gpu(gpu, processes, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: gpu)
+    monkeypatch.setattr("os.cpu_count", lambda: 6)
+    assert runner.usual_processes() == processes
+
+
 def test_the_command_trains_reports_and_does_not_train_again(tmp_path, monkeypatch):
     arguments = ["reproduce", "table5", "--scale", "smoke", "--columns", "sva", "--jobs", "1"]
     arguments += ["--rows", "Global;Enc(AW)", "--out", str(tmp_path)]

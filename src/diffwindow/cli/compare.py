@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from diffwindow.cli.options import Jobs
 from diffwindow.cli.reproduce import last_report, run_and_report, split_names
 
 
@@ -26,9 +26,7 @@ def compare(
     ] = "",
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds, counted from 1.")] = 1,
     out: Annotated[Path, typer.Option(help="Folder of the runs and the report.")] = Path("compared"),
-    jobs: Annotated[
-        int | None, typer.Option(min=1, help="Rows trained at once, one thread each; all cores by default.")
-    ] = None,
+    jobs: Jobs = None,
 ) -> None:
     """Train four small models on your data, plain and with windows, and report which is better.
 
@@ -37,12 +35,12 @@ def compare(
     from diffwindow.data.integrity import read_manifest
     from diffwindow.reproduce.findings import findings
     from diffwindow.reproduce.own_data import own_jobs, own_table
-    from diffwindow.reproduce.runner import done_before
+    from diffwindow.reproduce.runner import done_before, usual_processes
 
     store = data.resolve()
     table, scale = own_table(store, read_manifest(data), split_names(rows), overrides or [])
     command = shlex.join(["diffwindow", *sys.argv[1:]])
     asked = own_jobs(table, scale, range(1, seeds + 1), store, out)
     outcomes = done_before(asked)
-    run_and_report(table, scale, asked, outcomes, out, command, processes=jobs or os.cpu_count() or 1)
+    run_and_report(table, scale, asked, outcomes, out, command, processes=jobs or usual_processes())
     last_report(findings(table, scale, outcomes, command), outcomes, out)

@@ -31,6 +31,10 @@ TextColumn = Annotated[
 LabelColumn = Annotated[
     str | None, typer.Option(help="Column of the label, if not `label`; its number if there is no header.")
 ]
+Jobs = Annotated[
+    int | None,
+    typer.Option(min=1, help="Rows trained at once, one thread each; all cores by default, one on a GPU."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 AsJsonLines = Annotated[bool, typer.Option("--json", help="Print JSON lines.")]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -10,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from diffwindow.cli.options import Jobs
 
 if TYPE_CHECKING:
     from diffwindow.reproduce.findings import Finding
@@ -31,9 +32,7 @@ def reproduce(
     data: Annotated[
         Path | None, typer.Option(envvar="DIFFWINDOW_DATA", help="Folder with the raw files.")
     ] = None,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, help="Rows trained at once, one thread each; all cores by default.")
-    ] = None,
+    jobs: Jobs = None,
     columns: Names = "",
     rows: Names = "",
 ) -> None:
@@ -44,7 +43,7 @@ def reproduce(
     from diffwindow.cli.errors import naming_data_option
     from diffwindow.progress import show_progress
     from diffwindow.reproduce.findings import findings
-    from diffwindow.reproduce.runner import done_before, jobs_of, make_stores
+    from diffwindow.reproduce.runner import done_before, jobs_of, make_stores, usual_processes
     from diffwindow.reproduce.scales import scale_of
     from diffwindow.reproduce.tables import table_of
 
@@ -65,7 +64,7 @@ def reproduce(
         with show_progress() as progress, naming_data_option():
             make_stores(waiting, data, progress=progress)
 
-    processes = jobs or os.cpu_count() or 1
+    processes = jobs or usual_processes()
     run_and_report(
         full_table, chosen_scale, asked, outcomes, folder, command, processes=processes, prepare=prepare
     )

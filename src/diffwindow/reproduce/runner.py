@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -127,6 +128,13 @@ def outcomes_by_column(outcomes: Sequence[FinishedJob]) -> dict[str, dict[str, T
         if (terms := outcomes_of(job)) is not None:
             columns.setdefault(job.column.name, {})[f"{job.row.key}/{job.seed}"] = terms
     return columns
+
+
+def usual_processes() -> int:
+    """Return how many jobs to run at once: one per core, or a single one on a GPU, which they would share."""
+    import torch
+
+    return 1 if torch.cuda.is_available() else os.cpu_count() or 1
 
 
 def run_all(jobs: Sequence[Job], *, processes: int, tell: Tell) -> Iterator[FinishedJob]:
