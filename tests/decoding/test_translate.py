@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -54,6 +56,17 @@ def test_pieces_of_a_text_without_spaces_do_not_cut_characters(task, model, monk
     assert len(read) > 1
     assert "".join(map(tokenizer.decode, read)) == text
     assert max(map(len, read)) <= 32
+
+
+def test_samples_of_a_source_do_not_depend_on_empty_and_long_ones_before_it(task, model):
+    short, other = sources_of(task, 2)
+    search = Search(temperature=1.0, seed=3, max_length=max(len(short), len(other)))
+    sources = [[], [*other, *short, *other], short]
+    together = translate(model, task.store.tokenizer, sources, search)
+    (alone,) = translate(model, task.store.tokenizer, [short], replace(search, seed=5))
+    assert [len(best) for best in together] == [1, 1, 1]
+    assert together[1][0].pieces > 1
+    assert together[2][0].text == alone[0].text
 
 
 def test_batches_give_what_single_sentences_give_in_order(task, model):

@@ -76,12 +76,7 @@ def prepare(
     from diffwindow.data.readers import Columns
 
     inputs = {"a corpus": corpus, "--source": source, "--tsv": tsv, "--labels": labels, "--text": text}
-    chosen = [name for name, given in inputs.items() if given]
-    if len(chosen) != 1:
-        raise ValueError(
-            "give one of a corpus, --source with --target, --tsv, --labels or --text, "
-            f"not {' and '.join(chosen) or 'none'}"
-        )
+    chosen = _chosen_input(inputs)
     sides = {
         "train": (source, target),
         "valid": (valid_source, valid_target),
@@ -89,14 +84,15 @@ def prepare(
     }
     languages = {"source": source_lang, "target": target_lang}
     two_sided = any(left or right for left, right in sides.values())
-    for options, value, partners in (
-        ("--target, --valid-… and --test-…", two_sided, ("--source",)),
-        ("--valid and --test", valid or test, ("--tsv", "--labels", "--text")),
-        ("--text-column and --label-column", text_column or label_column, ("--labels",)),
-        ("--source-lang and --target-lang", source_lang or target_lang, ("--source", "--tsv")),
-    ):
-        if value and chosen[0] not in partners:
-            raise ValueError(f"{options} go with {_either(partners)}, not with {chosen[0]}")
+    _check_partners(
+        chosen,
+        (
+            ("--target, --valid-… and --test-…", two_sided, ("--source",)),
+            ("--valid and --test", valid or test, ("--tsv", "--labels", "--text")),
+            ("--text-column and --label-column", text_column or label_column, ("--labels",)),
+            ("--source-lang and --target-lang", source_lang or target_lang, ("--source", "--tsv")),
+        ),
+    )
     if (rows or seed) and corpus not in GENERATED:
         raise ValueError(f"--rows and --seed are for a generated corpus, one of {', '.join(GENERATED)}")
     with _naming_options(), naming_data_option():
@@ -107,10 +103,31 @@ def prepare(
         else:
             files = {"train": tsv or labels or text, "valid": valid, "test": test}
             columns = Columns(text_column, label_column)
-            recipe = _file_recipe(chosen[0], files, columns, skip_bad=skip_bad)
+            recipe = _file_recipe(chosen, files, columns, skip_bad=skip_bad)
         known = {field: language for field, language in languages.items() if language}
         recipe = recipe.adjusted(vocab_size=vocab_size, moses=moses, languages=known)
         _run(recipe, out, tokenizer, workers, skip_bad=skip_bad, dry_run=dry_run)
+
+
+def _chosen_input(inputs: dict[str, object]) -> str:
+    """Return the name of the input that is given; raise unless it is exactly one."""
+    given = [name for name, value in inputs.items() if value]
+    if len(given) != 1:
+        raise ValueError(
+            "give one of a corpus, --source with --target, --tsv, --labels or --text, "
+            f"not {' and '.join(given) or 'none'}"
+        )
+    return given[0]
+
+
+def _check_partners(chosen: str, rules: Sequence[tuple[str, object, Sequence[str]]]) -> None:
+    """Raise if an option is given that does not go with the chosen input.
+
+    A rule has options, what they were given, and the inputs that they go with.
+    """
+    for options, value, partners in rules:
+        if value and chosen not in partners:
+            raise ValueError(f"{options} go with {_either(partners)}, not with {chosen}")
 
 
 def _either(names: Sequence[str]) -> str:

@@ -13,7 +13,7 @@ import typer
 from diffwindow.cli.data import File
 from diffwindow.cli.errors import check_folder, interruptible
 from diffwindow.cli.options import AsJson, Beam, Device, LabelColumn, LengthPenalty, TextColumn, chosen_search
-from diffwindow.cli.streams import STANDARD, file_or_dash, input_lines
+from diffwindow.cli.streams import STANDARD, file_or_dash, input_lines, input_name
 
 if TYPE_CHECKING:
     from diffwindow.data.store import Store
@@ -179,9 +179,8 @@ def _score_files(hypothesis: Path, reference: Path, language: str | None, *, as_
         check_language(language, "target")
     if hypothesis == reference == STANDARD:
         raise ValueError("--hypothesis and --reference are both -, which is stdin; give a file for one")
-    names, texts = [], []
+    names, texts = [input_name(hypothesis), input_name(reference)], []
     for path in (hypothesis, reference):
-        names.append("stdin" if path == STANDARD else str(path))
         with input_lines(path) as content:
             texts.append(list(content))
     if not texts[0] or len(texts[0]) != len(texts[1]):

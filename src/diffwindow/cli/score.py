@@ -19,6 +19,7 @@ from diffwindow.cli.streams import (
     columns,
     file_or_dash,
     input_lines,
+    input_name,
     interruptible_output,
     one_cell,
     stream,
@@ -107,5 +108,5 @@ def _compare(model: LoadedModel, pairs: Path, *, translates: bool) -> tuple[int,
             right += sum(good > bad for good, bad in zip(log_probs[::2], log_probs[1::2], strict=True))
             speed.add(len(chunk))
     if not speed.done:
-        raise ValueError(f"{pairs} is empty; it needs a good and a bad sentence per line")
+        raise ValueError(f"{input_name(pairs)} is empty; it needs a good and a bad sentence per line")
     return right, speed.done

@@ -47,6 +47,11 @@ OutputFile = Annotated[
 ]
 
 
+def input_name(path: Path | None) -> str:
+    """Return what an input is called in messages: stdin for `-` or None."""
+    return "stdin" if path is None or path == STANDARD else str(path)
+
+
 @contextmanager
 def input_lines(path: Path | None) -> Iterator[Iterator[str]]:
     """Open a file, which may be compressed, or stdin (`-` or None), as lines of text."""
@@ -54,11 +59,11 @@ def input_lines(path: Path | None) -> Iterator[Iterator[str]]:
 
     if path is not None and path != STANDARD:
         with path.open("rb") as source:
-            yield _decoded(unpacked(path, source), str(path))
+            yield _decoded(unpacked(path, source), input_name(path))
         return
     if sys.stdin is None:
         raise ValueError("stdin is closed; give a file with --input")
-    yield _decoded(sys.stdin.buffer, "stdin")
+    yield _decoded(sys.stdin.buffer, input_name(path))
 
 
 @contextmanager

@@ -85,7 +85,7 @@ def _check_words(preset: str, overrides: list[str], *, data: Path | None, start:
     from diffwindow.data.corpora import CORPORA
     from diffwindow.spelling import did_you_mean
     from diffwindow.tasks.sizes import TASKS_BY_PRESET
-    from diffwindow.training.config import split_override
+    from diffwindow.training.draft import split_override
 
     presets = (*CORPORA, *TASKS_BY_PRESET)
 

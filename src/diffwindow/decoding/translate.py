@@ -21,6 +21,8 @@ from diffwindow.special_tokens import EOS
 MAX_BEAM = 1000
 # more, and the power of a long output's length overflows
 MAX_LENGTH_PENALTY = 10
+# sources have seeds of their own up to this number; their further pieces have those above
+MAX_SOURCES = 2**32
 _SENTENCE_ENDS = (".", "!", "?", ";")
 
 
@@ -81,8 +83,14 @@ def translate(
     """Return the best translations of each source, best first; sources are ids without begin or end."""
     pieces = [_pieces(source, tokenizer, search.max_length) for source in sources]
     flat = [piece for of_source in pieces for piece in of_source]
-    found = iter(_decode(model, flat, search, progress))
-    return [_joined([next(found) for _ in of_source], tokenizer, search) for of_source in pieces]
+    # a source draws the same samples whatever stands before it: nothing, or a source in several pieces
+    seeds = [
+        search.seed + number + place * MAX_SOURCES
+        for number, of_source in enumerate(pieces)
+        for place in range(len(of_source))
+    ]
+    decoded = iter(_decode(model, flat, seeds, search, progress))
+    return [_joined([next(decoded) for _ in of_source], tokenizer, search) for of_source in pieces]
 
 
 def translate_texts(
@@ -149,7 +157,11 @@ def _pieces(source: Sequence[int], tokenizer: Tokenizer, max_length: int) -> lis
 
 
 def _decode(
-    model: Translator | Ensemble, sources: Sequence[Sequence[int]], search: Search, progress: Progress
+    model: Translator | Ensemble,
+    sources: Sequence[Sequence[int]],
+    seeds: Sequence[int],
+    search: Search,
+    progress: Progress,
 ) -> list[list[Hypothesis]]:
     """Search in batches of similar length, and return the results in the order of the sources."""
     if not sources:
@@ -171,7 +183,7 @@ def _decode(
         return sample(
             model,
             start,
-            seed=[search.seed + index for index in indices],
+            seed=[seeds[index] for index in indices],
             samples=search.n_best,
             temperature=search.temperature,
             top_k=search.top_k,

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,29 +77,45 @@ def attention_grid(
                 f"but there are {len(queries)} queries and {len(keys)} keys"
             )
     queries, keys = [_printable(token) for token in queries], [_printable(token) for token in keys]
-    cell = _cell(max(len(queries), len(keys)))
-    panel_width = MARGIN + max(cell * len(keys), 1.0)
-    row_label = SMALL_LETTER * max(map(len, queries), default=0)
-    column_label = SMALL_LETTER * max(map(len, keys), default=0)
-    titles = [[_wrapped(panel.title, panel_width - 0.3) for panel in row] for row in rows]
-    width = max(len(rows[0]) * panel_width + row_label + MARGIN / 2, 4.0)
-    heading = _wrapped(title, width)
-    lines = sum(max(text.count("\n") + 1 for text in row) for row in titles) + heading.count("\n") + 1
-    height = len(rows) * (cell * len(queries) + MARGIN / 3) + LINE * lines + column_label + MARGIN / 2
-    figure = Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(h_pad=0.08, hspace=0.04))
-    if heading:
-        figure.suptitle(heading, fontsize=11, parse_math=False)
+    layout = _layout(rows, queries, keys, title)
+    figure = Figure(figsize=layout.size, layout=ConstrainedLayoutEngine(h_pad=0.08, hspace=0.04))
+    if layout.heading:
+        figure.suptitle(layout.heading, fontsize=11, parse_math=False)
     plots = figure.subplots(len(rows), len(rows[0]), squeeze=False)
     for place, (axes, panel) in enumerate(zip(plots.flat, (p for row in rows for p in row), strict=True)):
         row, column = divmod(place, len(rows[0]))
         # the tokens are the same in every panel: the queries are named in the first column, the keys below
-        rows_named = queries if column == 0 else [""] * len(queries)
-        _draw(axes, panel, titles[row][column], rows_named, keys if row == len(rows) - 1 else [], cell=cell)
+        query_names = queries if column == 0 else [""] * len(queries)
+        key_names = keys if row == len(rows) - 1 else []
+        _draw(axes, panel, layout.titles[row][column], query_names, key_names, cell=layout.cell)
         if row == len(rows) - 1:
             axes.set_xlabel(names[1], fontsize=9)
         if column == 0:
             axes.set_ylabel(names[0], fontsize=9)
     return figure
+
+
+class _Layout(NamedTuple):
+    """The inches of a token and of the figure, and the titles in lines that fit."""
+
+    cell: float
+    size: tuple[float, float]
+    heading: str
+    titles: list[list[str]]
+
+
+def _layout(
+    rows: Sequence[Sequence[Panel]], queries: Sequence[str], keys: Sequence[str], title: str
+) -> _Layout:
+    cell = _cell(max(len(queries), len(keys)))
+    panel_width = MARGIN + max(cell * len(keys), 1.0)
+    row_label, column_label = (SMALL_LETTER * max(map(len, names), default=0) for names in (queries, keys))
+    width = max(len(rows[0]) * panel_width + row_label + MARGIN / 2, 4.0)
+    heading = _wrapped(title, width)
+    titles = [[_wrapped(panel.title, panel_width - 0.3) for panel in row] for row in rows]
+    lines = sum(max(text.count("\n") + 1 for text in row) for row in titles) + heading.count("\n") + 1
+    height = len(rows) * (cell * len(queries) + MARGIN / 3) + LINE * lines + column_label + MARGIN / 2
+    return _Layout(cell, (width, height), heading, titles)
 
 
 def _printable(token: str) -> str:

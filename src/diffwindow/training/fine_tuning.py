@@ -13,7 +13,7 @@ from diffwindow.notation import parse
 from diffwindow.tasks.presets import DECIDED_ELSEWHERE
 from diffwindow.tasks.registry import TASKS, AnyTask
 from diffwindow.tasks.trained_model import Trained, model_folder
-from diffwindow.training.config import Draft
+from diffwindow.training.draft import Draft
 
 # fields of a model's config that may differ from those of the model to start from
 FREE_FIELDS = {"dropout", "attention_dropout", "activation_dropout", "init", "window_tolerance"}

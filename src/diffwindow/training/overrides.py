@@ -12,7 +12,8 @@ import yaml
 from diffwindow.files import read_json
 from diffwindow.spelling import quoted
 from diffwindow.tasks.presets import TASK_PRESETS, preset
-from diffwindow.training.config import Config, Draft, Keys, checked, shortened_override, split_override
+from diffwindow.training.config import Config
+from diffwindow.training.draft import Draft, Keys, checked, shortened_override, split_override
 from diffwindow.training.fine_tuning import follow_start
 from diffwindow.training.run_folder import CONFIG
 

@@ -25,7 +25,8 @@ from diffwindow.tasks.model_folder import TASK
 from diffwindow.tasks.registry import AnyTask, model_config, task_of
 from diffwindow.tasks.trained_model import model_folder
 from diffwindow.training.checkpoints import Checkpoints, write_checkpoint
-from diffwindow.training.config import Config, Draft, checked, differences
+from diffwindow.training.config import Config, differences
+from diffwindow.training.draft import Draft, checked
 
 # the layout of a run folder
 CONFIG, ORIGIN = "run.json", "origin.json"
@@ -62,21 +63,25 @@ class Run:
         if begun and not resume:
             raise ValueError(f"{folder} holds a run; choose another folder, or resume it")
         if (begun or (folder / STORE).exists()) and (folder / CONFIG).exists():
-            changed = differences(cls.open(folder).config, config)
-            for name, (before, now) in changed.items():
-                # before its first checkpoint, a run has nothing but its corpus
-                if name not in FREE and (begun or name.startswith("data.")):
-                    raise ValueError(
-                        f"{folder} was started with {name}={before!r}, not {now!r}; choose another folder"
-                    )
-                if begun and name == "train.max_updates" and config.train.schedule in ("linear", "cosine"):
-                    raise ValueError(
-                        f"{folder}: the {config.train.schedule} schedule ends at train.max_updates={before}; "
-                        "it cannot be extended"
-                    )
+            cls.open(folder)._check_change(config, begun=begun)
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / CONFIG, config.model_dump(mode="json"))
         return cls(folder, config)
+
+    def _check_change(self, config: Config, *, begun: bool) -> None:
+        """Raise if a config differs from the run's own in a key that may not change."""
+        for name, (before, now) in differences(self.config, config).items():
+            # before its first checkpoint, a run has nothing but its corpus
+            if name not in FREE and (begun or name.startswith("data.")):
+                raise ValueError(
+                    f"{self.folder} was started with {name}={before!r}, not {now!r}; choose another folder"
+                )
+            schedule = config.train.schedule
+            if begun and name == "train.max_updates" and schedule in ("linear", "cosine"):
+                raise ValueError(
+                    f"{self.folder}: the {schedule} schedule ends at train.max_updates={before}; "
+                    "it cannot be extended"
+                )
 
     @property
     def begun(self) -> bool:
