@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -109,7 +109,7 @@ def prepare(
         _run(recipe, out, tokenizer, workers, skip_bad=skip_bad, dry_run=dry_run)
 
 
-def _chosen_input(inputs: dict[str, object]) -> str:
+def _chosen_input(inputs: Mapping[str, object]) -> str:
     """Return the name of the input that is given; raise unless it is exactly one."""
     given = [name for name, value in inputs.items() if value]
     if len(given) != 1:
