@@ -76,17 +76,17 @@ class Plan:
         """Return the attention of each layer of a role."""
         if role not in ROLES:
             raise ValueError(f"role={role!r} is not one of {', '.join(ROLES)}")
-        found = [GLOBAL] * num_layers
+        attentions = [GLOBAL] * num_layers
         for term in (term for term in self.terms if term.role == role):
             for layer in term.layer_range(num_layers):
                 if layer > num_layers:
                     raise ValueError(
                         f"{term} names layer {layer}, but the model has {num_layers} {role} layers"
                     )
-                if found[layer - 1] is not GLOBAL:
+                if attentions[layer - 1] is not GLOBAL:
                     raise ValueError(f"{self} gives {role} layer {layer} two attentions; name layers with @")
-                found[layer - 1] = term.attention
-        return tuple(found)
+                attentions[layer - 1] = term.attention
+        return tuple(attentions)
 
     def __str__(self) -> str:
         return "-".join(map(str, self.terms)) or GLOBAL.kind

@@ -140,6 +140,20 @@ def test_the_width_is_the_number_of_keys_between_the_boundaries():
     assert window.mean_width() == pytest.approx(sum(widths) / 9, rel=1e-5)
 
 
+def test_widths_are_of_the_last_call_outside_of_transforms():
+    """What a transform computes with is gone after it."""
+    model = add_windows(model_of("bert"), "Enc(AW)")
+    model(tokens())
+    before = windows_of(model)
+    parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+    def loss(values, row):
+        return torch.func.functional_call(model, values, (row[None],)).logits.square().mean()
+
+    torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(parameters, tokens(seed=1))
+    assert windows_of(model) == before
+
+
 def test_torch_and_our_models_are_taken_too():
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, batch_first=True), 2)
     assert windows_of(add_windows(encoder, "Enc(AW)")).rows[0].parameters == 6 * 8 * 9

@@ -91,25 +91,13 @@ class GaussianAttention(StackedAttention):
 
     The middle is p = n sigmoid(v tanh(W q)) in a source of n real tokens, one v per head; the softmax is over
     the keys with |j − p| ≤ D, where D is `size`, and σ = D/2. As in the paper, the weights are not
-    renormalised.
+    renormalised. Dropout acts on them, after the Gaussian, with which it commutes.
     """
 
     def __init__(self, embed_dim: int, num_heads: int, *, size: int, dropout: float = 0.0) -> None:
         super().__init__(embed_dim, num_heads, dropout=dropout)
         self.size = size
         self.pointer = Pointer(embed_dim, num_heads)
-
-    def attend(
-        self,
-        queries: Float[Tensor, "b q queries"],
-        keys: Float[Tensor, "b k keys"],
-        visibility: Visibility = EVERYTHING,
-    ) -> Float[Tensor, "b q d"]:
-        """Attend with projected queries and keys; the mask says how long each source is."""
-        # dropout commutes with the Gaussian, which multiplies each weight
-        weights = F.dropout(self.maps(queries, keys, visibility), self._active_dropout())
-        _, v = self.key_heads(keys)
-        return self._merge_heads(functional.attend(weights, v))
 
     def maps(
         self,

@@ -77,17 +77,6 @@ class StickBreakingAttention(StackedAttention):
     first token sees nothing.
     """
 
-    def attend(
-        self,
-        queries: Float[Tensor, "b q queries"],
-        keys: Float[Tensor, "b k keys"],
-        visibility: Visibility = EVERYTHING,
-    ) -> Float[Tensor, "b q d"]:
-        """Attend with projected queries and keys, the queries being the last of the keys."""
-        weights = F.dropout(self.maps(queries, keys, visibility), self._active_dropout())
-        _, v = self.key_heads(keys)
-        return self._merge_heads(functional.attend(weights, v))
-
     def maps(
         self,
         queries: Float[Tensor, "b q queries"],

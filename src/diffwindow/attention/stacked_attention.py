@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from diffwindow import ops
+from diffwindow import functional, ops
 from diffwindow.attention.positions import rotate
 from diffwindow.attention.visibility import EVERYTHING, Visibility
 from diffwindow.kernels import few_rows
@@ -143,8 +144,14 @@ class StackedAttention(nn.Module):
         keys: Float[Tensor, "b k keys"],
         visibility: Visibility = EVERYTHING,
     ) -> Float[Tensor, "b q d"]:
-        """Attend with projected queries and keys, to what `visibility` shows."""
-        raise NotImplementedError
+        """Attend with projected queries and keys, to what `visibility` shows: by the weights of `maps`.
+
+        A kind that need not hold all weights has its own.
+        """
+        maps = self.maps(queries, keys, visibility)
+        weights = maps.weights if isinstance(maps, ops.WindowMaps) else maps
+        *_, v = self.key_heads(keys)
+        return self._merge_heads(functional.attend(F.dropout(weights, self._active_dropout()), v))
 
     def maps(
         self,

@@ -73,8 +73,8 @@ def window_attention_forward(
 
 def check_implementation(module: nn.Module, _: Any) -> None:
     """Raise before a module with a window would attend without it: a hook."""
-    found = getattr(module, "config", None)
-    implementation = getattr(found, "_attn_implementation", IMPLEMENTATION)
+    config = getattr(module, "config", None)
+    implementation = getattr(config, "_attn_implementation", IMPLEMENTATION)
     if implementation != IMPLEMENTATION:
         raise ValueError(
             f"{type(module).__name__} has a window, which attn_implementation={implementation!r} leaves out; "

@@ -175,8 +175,8 @@ def _read_checkpoint(path: Path) -> tuple[Settings, dict[str, Tensor]]:
             f"{path} holds no windows: it has no {DESCRIPTION}, and no config.json with {RECORD!r}"
         )
     tensors: dict[str, Tensor] = {}
-    for path_of_shard in sorted(path.glob("model*.safetensors")):
-        with safe_open(path_of_shard, framework="pt") as shard:
+    for file in sorted(path.glob("model*.safetensors")):
+        with safe_open(file, framework="pt") as shard:
             tensors |= {name: shard.get_tensor(name) for name in shard.keys() if f".{CHILD}." in name}  # noqa: SIM118
     return Settings.of(record, path / "config.json"), tensors
 

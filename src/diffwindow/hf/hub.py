@@ -117,9 +117,9 @@ def push_run(
     model = HUB_MODELS[str(kind)].from_pretrained(folder)
     if folder != Path(run):
         model._run, model._picture = Path(run), picture
-    found = None if scores is None else read_json(Path(scores))
+    figures = None if scores is None else read_json(Path(scores))
     address: str = model.push_to_hub(
         repo_id, private=private, branch=branch, token=token, commit_message="Add the model",
-        model_card_kwargs={"repo_id": repo_id, "scores": found},
+        model_card_kwargs={"repo_id": repo_id, "scores": figures},
     )  # fmt: skip
     return address

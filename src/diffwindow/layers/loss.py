@@ -60,11 +60,11 @@ def token_log_probs(
     real = targets != PAD
     kept, labels = hidden[real], targets[real]
     dtype = torch.promote_types(hidden.dtype, torch.float32)
-    found = [
+    log_probs = [
         -F.cross_entropy((rows @ weight.T).to(dtype), chosen, reduction="none")
         for rows, chosen in zip(kept.split(chunk_size), labels.split(chunk_size), strict=True)
     ]
-    return hidden.new_zeros(targets.shape, dtype=dtype).masked_scatter(real, torch.cat(found))
+    return hidden.new_zeros(targets.shape, dtype=dtype).masked_scatter(real, torch.cat(log_probs))
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):

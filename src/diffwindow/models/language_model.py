@@ -117,9 +117,9 @@ class LanguageModel(PretrainedModel[LanguageModelConfig]):
         self, tokens: Int[Tensor, "b n"], mask: Bool[Tensor, "b n"] | None = None
     ) -> AttentionMaps:
         """Return the weights of each attention, and its window where it has one, by role and layer."""
-        with recorded(self.attention_blocks()) as found:
+        with recorded(self.attention_blocks()) as maps:
             self.hidden(tokens, mask)
-        return {role: tuple(maps) for role, maps in found.items()}
+        return {role: tuple(of_role) for role, of_role in maps.items()}
 
     def _run(self, tokens: Tensor, mask: Tensor | None, caches: list[KeyCache]) -> Tensor:
         visibility = padded_visibility(mask, is_causal=True)

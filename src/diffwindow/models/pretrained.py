@@ -148,10 +148,10 @@ def _fields(content: str | bytes, place: Path) -> dict[str, Any]:
 
 def _as_config(config_class: type[ModelConfig], fields: dict[str, Any], place: Path) -> ModelConfig:
     wanted = config_class.model_fields["model"].default
-    found = fields.get("model", wanted)
-    if found != wanted:
+    kind = fields.get("model", wanted)
+    if kind != wanted:
         raise ModelFileError(
-            f"{place} describes a {found}, not a {wanted}; load it with the class of that model"
+            f"{place} describes a {kind}, not a {wanted}; load it with the class of that model"
         )
     try:
         return config_class.read(fields)
@@ -164,10 +164,10 @@ def _check_origin(folder: Path, config: ModelConfig, saved_with: str) -> None:
     weights = folder / WEIGHTS
     theirs = _as_config(type(config), _fields(saved_with, weights), weights)
     for name in type(config).model_fields:
-        here, there = getattr(config, name), getattr(theirs, name)
-        if here != there:
+        configured, saved = getattr(config, name), getattr(theirs, name)
+        if configured != saved:
             raise ModelFileError(
-                f"{folder / CONFIG} has {name}={here!r} but {weights} was saved with {there!r}; "
+                f"{folder / CONFIG} has {name}={configured!r} but {weights} was saved with {saved!r}; "
                 "save the model again to have both of one model"
             )
 

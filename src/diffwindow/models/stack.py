@@ -86,7 +86,7 @@ class TransformerStack(nn.Module):
 @contextmanager
 def recorded(blocks: Mapping[Role, Sequence[AttentionBlock]]) -> Iterator[dict[Role, list[Maps]]]:
     """Collect the maps of each block, by role and in the order of the layers, while the context runs."""
-    found: dict[Role, list[Maps]] = {role: [] for role in blocks}
+    maps: dict[Role, list[Maps]] = {role: [] for role in blocks}
 
     def record(into: list[Maps]) -> Any:
         def hook(block: AttentionBlock, args: tuple[Any, ...], options: dict[str, Any], _: Tensor) -> None:
@@ -98,6 +98,6 @@ def recorded(blocks: Mapping[Role, Sequence[AttentionBlock]]) -> Iterator[dict[R
     with ExitStack() as stack:
         for role, of_role in blocks.items():
             for block in of_role:
-                handle = block.register_forward_hook(record(found[role]), with_kwargs=True)
+                handle = block.register_forward_hook(record(maps[role]), with_kwargs=True)
                 stack.callback(handle.remove)
-        yield found
+        yield maps

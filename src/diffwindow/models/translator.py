@@ -140,9 +140,9 @@ class Translator(PretrainedModel[TranslatorConfig]):
         source_mask: Bool[Tensor, "b n"] | None = None,
     ) -> AttentionMaps:
         """Return the weights of each attention, and its window where it has one, by role and layer."""
-        with recorded(self.attention_blocks()) as found:
+        with recorded(self.attention_blocks()) as maps:
             self.hidden(source, target, source_mask)
-        return {role: tuple(maps) for role, maps in found.items()}
+        return {role: tuple(of_role) for role, of_role in maps.items()}
 
     def _encode(self, source: Tensor, visibility: Visibility) -> Tensor:
         output: Tensor = self.encoder(

@@ -79,10 +79,10 @@ def last_checkpoints(folder: Path, count: int) -> list[Path]:
     Checkpoints are folders with weights, or weight files; the number at the end of a name, the update, orders
     them. Names that end otherwise, such as those of folders put aside, do not count.
     """
-    found = [path / WEIGHTS for path in folder.glob("*") if (path / WEIGHTS).is_file()]
-    found += [path for path in folder.glob("*.safetensors") if path.name != WEIGHTS]
-    updates = {path: _update(folder, path) for path in found}
-    numbered = sorted((path for path in found if updates[path] >= 0), key=lambda path: updates[path])
+    files = [path / WEIGHTS for path in folder.glob("*") if (path / WEIGHTS).is_file()]
+    files += [path for path in folder.glob("*.safetensors") if path.name != WEIGHTS]
+    updates = {path: _update(folder, path) for path in files}
+    numbered = sorted((path for path in files if updates[path] >= 0), key=lambda path: updates[path])
     if not 1 <= count <= len(numbered):
         raise ModelFileError(
             f"{folder} has {len(numbered)} numbered checkpoints; the last {count} are not there"

@@ -14,6 +14,7 @@ from diffwindow.arguments import check_tolerance
 from diffwindow.attention.kinds import WINDOWED
 from diffwindow.attention.visibility import first_true
 from diffwindow.attention.window_attention import mix_heads
+from diffwindow.kernels import direct
 from diffwindow.models.added_windows import WindowInit
 from diffwindow.notation import Attention
 
@@ -133,7 +134,8 @@ class AddedWindow(nn.Module):
         # under autocast rotary queries and keys are wider than the values
         q, k = q.to(v.dtype), k.to(v.dtype)
         segment_origin = self.segment_origin(attn_mask, q.shape[0])
-        if not torch.compiler.is_compiling():
+        # tensors of a transform or a trace are of no use after it
+        if not direct.observed():
             self.sample = _sample(q, k, attn_mask, segment_origin, scale, is_causal=is_causal)
         operation = (
             partial(ops.multiplicative_window_attention, q, k, v, normalize=self.attention.normalize)

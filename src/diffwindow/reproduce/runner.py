@@ -53,14 +53,14 @@ def _check_store(experiment: Experiment, data: Path) -> None:
 def recipe(experiment: Experiment, data: Path | None) -> Recipe:
     """Return the recipe of an experiment: its corpus, vocabulary and share of the training rows."""
     name = experiment.corpus_name
-    found = recipe_of(name, data, rows=experiment.rows)
-    found = replace(found, task=experiment.task or found.task)
-    found = found.adjusted(vocab_size=experiment.vocab_size, moses=None)
+    base = recipe_of(name, data, rows=experiment.rows)
+    base = replace(base, task=experiment.task or base.task)
+    base = base.adjusted(vocab_size=experiment.vocab_size)
     if experiment.kept == 1000:
-        return found
-    kept = found.splits["train"].share(TASKS[found.task][0], range(experiment.kept))
+        return base
+    kept = base.splits["train"].share(TASKS[base.task][0], range(experiment.kept))
     return replace(
-        found, splits=found.splits | {"train": kept}, variant=found.variant | {"kept": experiment.kept}
+        base, splits=base.splits | {"train": kept}, variant=base.variant | {"kept": experiment.kept}
     )
 
 
