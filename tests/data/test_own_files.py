@@ -6,6 +6,7 @@ import lzma
 
 import pytest
 
+from diffwindow.data import lines
 from diffwindow.data.lines import Audit, CorpusError
 from diffwindow.data.own_files import labelled_recipe, tsv_pairs
 from diffwindow.data.prepare import prepare
@@ -144,6 +145,15 @@ def test_mistakes_are_one_sentence(tmp_path, name, content, sentence):
         labelled_recipe({"train": write(tmp_path / name, content)})
     assert sentence in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_mistake_leaves_no_file_open(tmp_path, monkeypatch):
+    files = []
+    monkeypatch.setattr(lines, "opened", lambda path: files.append(path.open("rb")) or files[-1])
+    # the error keeps the readers, and with them what they read
+    with pytest.raises(CorpusError, match="line 2: missing label") as _error:
+        labelled_recipe({"train": write(tmp_path / "a.tsv", "fine\tyes\nbad\t\n")})
+    assert [file.closed for file in files] == [True]
 
 
 def test_a_label_unseen_in_training_is_named_or_skipped(tmp_path):

@@ -142,7 +142,7 @@ def test_the_width_is_the_number_of_keys_between_the_boundaries():
 
 def test_widths_are_of_the_last_call_outside_of_transforms():
     """What a transform computes with is gone after it."""
-    model = add_windows(model_of("bert"), "Enc(AW)")
+    model = add_windows(model_of("bert"), "Enc(AW)@all")
     model(tokens())
     before = windows_of(model)
     parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}

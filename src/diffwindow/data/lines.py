@@ -9,6 +9,7 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from io import BufferedReader
 from pathlib import Path
@@ -61,12 +62,18 @@ class Audit:
 
     def count(self, rows: Iterator[Row]) -> Iterator[Row]:
         """Pass rows through, counting them and their labels; at the end, or an error, close their files."""
-        try:
+        with self.reading():
             for row in rows:
                 self.rows += 1
                 if "label" in row:
                     self.labels[int(row["label"])] += 1
                 yield row
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Close the files that are opened in the context at its end, after an error too."""
+        try:
+            yield
         finally:
             for file in self._open:
                 file.close()

@@ -42,10 +42,12 @@ def labelled_recipe(
 ) -> Recipe:
     """Return the recipe of labelled text by split; the file of the first split decides the labels."""
     first = next(iter(files.values()))
-    rows = ((number, label) for number, _, label in readers.labelled_cells(first, Audit(skip_bad), columns))
-    number, label = next(rows, (0, ""))
-    counts = Counter([label] if number else [])
-    counts.update(other for _, other in rows)
+    audit = Audit(skip_bad)
+    with audit.reading():
+        rows = readers.labelled_cells(first, audit, columns)
+        number, _, label = next(rows, (0, "", ""))
+        counts = Counter([label] if number else [])
+        counts.update(other for _, _, other in rows)
     labels = ordered_labels(counts)
     if columns == ANY_COLUMNS and number == 1 and _alone(label, counts):
         raise NoColumnError(
