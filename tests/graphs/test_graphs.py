@@ -4,9 +4,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 
-def test_graphs_equal_eager():
+
+@pytest.mark.parametrize("cases", ["few", pytest.param("all", marks=pytest.mark.slow)])
+def test_graphs_equal_eager(cases):
     script = Path(__file__).with_name("compiled.py")
-    result = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    result = subprocess.run([sys.executable, script, cases], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     assert result.stdout == "graphs equal eager\n"

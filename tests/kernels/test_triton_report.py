@@ -56,6 +56,7 @@ def test_a_kernel_compiles_for_each_target():
         check(row)
 
 
+@pytest.mark.slow
 def test_narrow_pointers_are_not_loaded_one_value_at_a_time():
     chosen = ("--target", "sm_80", "--width", "64", "--type", "fp16", "--kernel", "forward")
     (row,) = rows(*chosen, "--kind", "multiplicative", "--options", "tolerance")
