@@ -184,6 +184,13 @@ def test_second_derivatives_with_dropout_are_refused():
         grad.sum().backward()
 
 
+@BOTH_KINDS
+def test_denormal_numbers_are_zero_in_the_kernels_alone(additive):
+    # scores spread so far that some pointers are below the normal numbers
+    check(Configuration(additive=additive, queries=40, keys=200, spread=4.0))
+    assert torch.full((8,), 1e-40).mul(0.5).gt(0).all()
+
+
 @pytest.mark.parametrize("impl", ["cpu", "reference"])
 @pytest.mark.parametrize("empty", ["batch", "heads", "queries", "keys", "widths", "value width"])
 def test_empty_dimensions(empty, impl):

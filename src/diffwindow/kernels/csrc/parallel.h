@@ -50,6 +50,20 @@ inline Scratch& thread_scratch() {
   return scratch;
 }
 
+// While it lives, numbers below the normal ones are 0 in this thread. Pointers have many of them, far from where they point,
+// and some processors take a hundred cycles for a product with one.
+class FlushDenormals {
+#if defined(__SSE__)
+ public:
+  FlushDenormals() : before_(__builtin_ia32_stmxcsr()) { __builtin_ia32_ldmxcsr(before_ | kFlushResults | kFlushInputs); }
+  ~FlushDenormals() { __builtin_ia32_ldmxcsr(before_); }
+
+ private:
+  static constexpr unsigned kFlushResults = 0x8000, kFlushInputs = 0x0040;
+  const unsigned before_;
+#endif
+};
+
 // Run body(data) on every thread of a new team, as the `GOMP_parallel` of an OpenMP runtime does.
 using StartTeam = void (*)(void (*body)(void*), void* data, unsigned threads, unsigned flags);
 
@@ -69,6 +83,7 @@ bool parallel(int64_t units, int64_t threads, int64_t bytes, const Work& work) {
   std::atomic<bool> fits{true};
   std::atomic<int64_t> next{0};
   run_team(std::min(threads, units), [&] {
+    const FlushDenormals flush;
     char* memory = thread_scratch().reserve(bytes);
     if (!memory) fits = false;
     for (int64_t unit; memory && (unit = next++) < units;) work(unit, memory);
