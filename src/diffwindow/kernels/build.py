@@ -109,7 +109,7 @@ def build(folder: Path, level: Level, *, unusable: Sequence[Path] = ()) -> Path:
         built = next((path for path in cached(folder, level) if path not in unusable), None)
         if built is not None:
             return built
-        print("diffwindow: compiling the CPU kernels, once, about fifteen seconds …", file=sys.stderr, flush=True)
+        print("diffwindow: compiling the CPU kernels, once, about 15 seconds …", file=sys.stderr, flush=True)
         start = time.monotonic()
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             library = Path(scratch) / f"{name}.so"
