@@ -1,9 +1,10 @@
-"""Worker processes that end with their parent, however it ends."""
+"""Worker processes: they end with their parent, however it ends, and are interrupted by it alone."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import threading
 from multiprocessing.process import BaseProcess
 
@@ -21,3 +22,16 @@ def end_with_parent() -> None:
 def _end_after(parent: BaseProcess) -> None:
     parent.join()
     os._exit(1)
+
+
+def leave_terminal_signals_to_parent() -> None:
+    """Put this worker into a process group of its own, so that Ctrl-C reaches its parent alone."""
+    if hasattr(os, "setpgrp"):
+        os.setpgrp()
+
+
+def interrupt_workers() -> None:
+    """Send SIGINT to the worker processes of this one."""
+    for worker in multiprocessing.active_children():
+        if worker.pid is not None:
+            os.kill(worker.pid, signal.SIGINT)

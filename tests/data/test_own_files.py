@@ -65,7 +65,7 @@ def test_labels_with_spaces_and_unicode_in_every_format(tmp_path, name, content)
 def test_blank_lines_marks_and_line_ends_of_other_systems_do_not_matter(tmp_path, name):
     content = {"a.tsv": tsv(ROWS, ("text", "label")), "a.csv": csv(ROWS), "a.jsonl": jsonl(ROWS)}[name]
     lines = content.splitlines()
-    text = "\ufeff" + "\r\n".join(["", lines[0], "", *lines[1:], "", ""])
+    text = "\ufeff" + "\r\n".join(["", lines[0], "  ", *lines[1:], "", ""])
     (tmp_path / name).write_bytes(text.encode())
     assert rows_of(labelled_recipe({"train": tmp_path / name})) == ROWS
 

@@ -165,6 +165,22 @@ def test_a_mask_by_query_is_refused():
         as_transformers(language_model())(tokens(2, 7), attention_mask=torch.ones(2, 1, 7, 7))
 
 
+@pytest.mark.parametrize("build", [translator, language_model])
+def test_padding_in_the_labels_counts_no_more_than_ignored_labels(build):
+    model, (row, mask) = as_transformers(build(dropout=0.0)), sources()
+    counted = [row, row.masked_fill(row == 0, -100)]
+    # a Trainer counts what is not -100; a language model predicts all but the first
+    first = 1 if build is language_model else 0
+    losses = [
+        model(
+            row, attention_mask=mask, labels=labels, num_items_in_batch=(labels[:, first:] != -100).sum()
+        ).loss
+        for labels in counted
+    ]
+    assert_close(*losses)
+    assert_close(losses[0], model(row, attention_mask=mask, labels=row).loss)
+
+
 class Rows(torch.utils.data.Dataset):
     """Two texts of different lengths; a model trains on them at once or one by one."""
 

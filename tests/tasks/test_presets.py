@@ -39,16 +39,19 @@ def test_a_task_takes_its_sizes_from_the_store(tmp_path, name, corpus):
     config = resolve(name, ["train.max_updates=7"], {"data.path": str(store.folder)})
     assert (config.name, config.data.corpus, config.train.max_updates) == (name, corpus, 7)
     assert config.train.save_every < 1000, "a tiny corpus is saved often"
-    assert describe_sizes(name, store.folder).startswith(f"{name}: tiny sizes for ")
+    said = describe_sizes(name, store.folder, config.model_dump())
+    assert said.startswith(f"{name}: tiny sizes for ")
+    assert said.endswith("layers, 7 updates")
     assert resolve(name, [f"data.path={store.folder}"]).model == config.model
 
 
 def test_a_language_model_without_validation(tmp_path):
     (tmp_path / "a.txt").write_text("one line\nand another\n")
     store = prepare(Recipe("a", "lm", {"train": plain_text(tmp_path / "a.txt")}), tmp_path / "store")
-    said = describe_sizes("language-model", store.folder)
+    config = resolve("language-model", (), {"data.path": str(store.folder)})
+    said = describe_sizes("language-model", store.folder, config.model_dump())
     assert said.endswith("each line by itself, no validation set, so the last model is kept")
-    assert resolve("language-model", (), {"data.path": str(store.folder)}).train.valid_every is None
+    assert config.train.valid_every is None
 
 
 def test_mistakes_are_named(tmp_path):

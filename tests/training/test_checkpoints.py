@@ -1,5 +1,6 @@
 import errno
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -77,6 +78,22 @@ def test_a_damaged_newest_checkpoint_is_reported_and_the_one_before_used(tmp_pat
     fit(tmp_path / "cut")
     after = {name: text for name, text in outcome(tmp_path / "cut").items() if "damaged" not in name}
     assert after == outcome(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(("final", "damaged"), [("average", "checkpoints/00000015"), ("best", "best/*")])
+def test_a_damaged_checkpoint_that_the_final_model_needs_is_one_sentence(tmp_path, final, damaged):
+    fit(tmp_path, final=final)
+    shutil.rmtree(tmp_path / "model")
+    (weights,) = tmp_path.glob(f"{damaged}/model.safetensors")
+    weights.write_bytes(weights.read_bytes()[:-1])
+    with pytest.raises(ValueError, match=f"is damaged; train.final={final} needs it: restore it from a copy"):
+        fit(tmp_path, final=final)
+
+
+def test_folders_of_other_names_are_no_checkpoints(tmp_path):
+    fit(tmp_path, max_updates=10)
+    (tmp_path / "checkpoints/7").mkdir()
+    assert Checkpoints(tmp_path / "checkpoints").updates() == [5, 10]
 
 
 def test_a_run_without_a_good_checkpoint_does_not_begin_again_by_itself(tmp_path):

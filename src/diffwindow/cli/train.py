@@ -73,7 +73,7 @@ def train(
     if config.data.path is None and (path := os.environ.get("DIFFWINDOW_DATA")):
         config = config.with_data(path)
     if preset in TASKS_BY_PRESET and config.data.path and os.environ.get("RANK", "0") == "0":
-        print(describe_sizes(preset, Path(config.data.path)), file=sys.stderr)
+        print(describe_sizes(preset, Path(config.data.path), config.model_dump()), file=sys.stderr)
     is_run = (Path(preset) / CONFIG).is_file()
     folder = Path(preset) if is_run else default_folder(config.name, config.attention, config.train.seed)
     with training_errors():

@@ -202,7 +202,7 @@ def _csv_rows(path: Path, audit: Audit) -> Iterator[tuple[int, list[str]]]:
         except csv.Error as error:
             audit.bad(path, rows.line_num, "not CSV", str(error))
             continue
-        if cells:
+        if len(cells) > 1 or any(cell.strip(" ") for cell in cells):
             yield rows.line_num, cells
 
 

@@ -280,10 +280,13 @@ def _causal_visibility(tokens: Tensor, past: int, mask: Tensor | None) -> Visibi
 def _token_loss(logits: Tensor, labels: Tensor, num_items: Tensor | int | None) -> Tensor:
     """Return the mean cross-entropy of the labels that are neither padding nor ignored.
 
-    A Trainer that accumulates gradients gives `num_items`, the labels of all batches of an update.
+    A Trainer that accumulates gradients gives `num_items`, the labels of all batches of an update that are
+    not ignored. Where it has counted padding, its share is taken to be that of this batch.
     """
-    labels = labels.masked_fill(labels == PAD, IGNORED).flatten()
-    scores = logits.float().flatten(0, 1)
+    counted = labels != IGNORED
+    real = counted & (labels != PAD)
+    scores, labels = logits.float().flatten(0, 1), labels.masked_fill(~real, IGNORED).flatten()
     if num_items is None:
         return F.cross_entropy(scores, labels, ignore_index=IGNORED)
-    return F.cross_entropy(scores, labels, ignore_index=IGNORED, reduction="sum") / num_items
+    total = F.cross_entropy(scores, labels, ignore_index=IGNORED, reduction="sum")
+    return total * counted.sum() / (num_items * real.sum().clamp(min=1))

@@ -5,9 +5,10 @@ from __future__ import annotations
 import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 from diffwindow.data.corpora import GENERATED, corpus_of, recipe_of
@@ -16,7 +17,7 @@ from diffwindow.data.prepare import open_or_prepare
 from diffwindow.data.recipe import Recipe
 from diffwindow.data.store import TASKS, is_store
 from diffwindow.metrics.outcomes import Terms
-from diffwindow.processes import end_with_parent
+from diffwindow.processes import end_with_parent, interrupt_workers, leave_terminal_signals_to_parent
 from diffwindow.progress import SILENT, Progress
 from diffwindow.reproduce.job import Job, Result, outcomes_of, result_of, run
 from diffwindow.reproduce.scales import Experiment, Scale
@@ -138,7 +139,10 @@ def usual_processes() -> int:
 
 
 def run_all(jobs: Sequence[Job], *, processes: int, tell: Tell) -> Iterator[FinishedJob]:
-    """Run the jobs in processes of their own, and yield each as it finishes."""
+    """Run the jobs in processes of their own, and yield each as it finishes.
+
+    An interruption lets running jobs save and stop; a second one stops them at once.
+    """
     if not jobs:
         return
     # spawned: a forked process would inherit torch's threads in an unknown state
@@ -146,16 +150,41 @@ def run_all(jobs: Sequence[Job], *, processes: int, tell: Tell) -> Iterator[Fini
     with ProcessPoolExecutor(
         processes, mp_context=context, max_tasks_per_child=1, initializer=_start_worker
     ) as pool:
-        started = {pool.submit(run, job): job for job in jobs}
         try:
-            for future in as_completed(started):
-                outcome = _outcome(started[future], future)
+            for job, future in _as_finished(pool, jobs, processes):
+                outcome = _outcome(job, future)
                 tell(f"{outcome.job.label}: {outcome.problem or _shown(outcome)}")
                 yield outcome
         except BaseException:
-            # running jobs get the signal too and save; waiting ones must not start
-            pool.shutdown(cancel_futures=True)
+            interrupt_workers()
+            try:
+                pool.shutdown()
+            except KeyboardInterrupt:
+                interrupt_workers()
             raise
+
+
+def _as_finished(
+    pool: ProcessPoolExecutor, jobs: Sequence[Job], processes: int
+) -> Iterator[tuple[Job, Future[str | None]]]:
+    """Submit a job as one finishes: a pool starts jobs that wait in it even after an interruption."""
+    waiting = iter(jobs)
+    running = {_submit(pool, job): job for job in islice(waiting, processes)}
+    while running:
+        for future in wait(running, return_when=FIRST_COMPLETED).done:
+            job = running.pop(future)
+            running |= {_submit(pool, following): following for following in islice(waiting, 1)}
+            yield job, future
+
+
+def _submit(pool: ProcessPoolExecutor, job: Job) -> Future[str | None]:
+    """Submit a job; in a broken pool, it has failed already."""
+    try:
+        return pool.submit(run, job)
+    except BrokenProcessPool as error:
+        failed: Future[str | None] = Future()
+        failed.set_exception(error)
+        return failed
 
 
 def _outcome(job: Job, future: Future[str | None]) -> FinishedJob:
@@ -170,6 +199,7 @@ def _start_worker() -> None:
     """Keep a process to one thread, one process per core, and end it with its parent."""
     import torch
 
+    leave_terminal_signals_to_parent()
     end_with_parent()
     torch.set_num_threads(1)
 

@@ -75,9 +75,9 @@ def _complete(name: str, settings: Settings, corpus: str) -> Settings:
     return settings | {"name": name, "data": {"corpus": corpus}, "model": model}
 
 
-def describe_sizes(name: str, data: Path) -> str:
-    """Return a line with the sizes that a task's preset takes for a store; raise as `preset` does."""
-    settings, manifest = preset(name, data), read_manifest(data)
+def describe_sizes(name: str, data: Path, settings: Settings) -> str:
+    """Return a line with the sizes of a run that a task's preset chose for a store, or an override."""
+    manifest = read_manifest(data)
     layers = [settings["model"][field] for field in settings["model"] if field.endswith("layers")]
     task = TASKS_BY_PRESET[name]
     parts = [

@@ -100,7 +100,8 @@ class Checkpoints:
         """Return the updates that have a checkpoint, in order."""
         if not self.folder.is_dir():
             return []
-        return sorted(int(path.name) for path in self.folder.iterdir() if path.name.isdigit())
+        names = [path.name for path in self.folder.iterdir() if path.name.isdecimal()]
+        return sorted(int(name) for name in names if name == self.path(int(name)).name)
 
     def save(
         self,

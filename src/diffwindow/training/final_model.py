@@ -18,13 +18,18 @@ def load_final_weights(
     model: nn.Module, state: TrainState, config: TrainConfig, checkpoints: RunCheckpoints
 ) -> str:
     """Load the weights that `train.final` asks for into the trained model; return where they are from."""
-    if config.final == "average":
-        updates = checkpoints.to_average()
-        model.load_state_dict(checkpoints.last.average(updates))
-        return f"the average of updates {', '.join(map(str, updates))}"
-    if config.final == "best" and state.best.value is not None:
-        load_weights(model, read_checkpoint(checkpoints.best.path(state.best.update)))
-        return f"the best, of update {state.best.update}"
+    try:
+        if config.final == "average":
+            updates = checkpoints.to_average()
+            model.load_state_dict(checkpoints.last.average(updates))
+            return f"the average of updates {', '.join(map(str, updates))}"
+        if config.final == "best" and state.best.value is not None:
+            load_weights(model, read_checkpoint(checkpoints.best.path(state.best.update)))
+            return f"the best, of update {state.best.update}"
+    except ValueError as error:
+        raise ValueError(
+            f"{error}; train.final={config.final} needs it: restore it from a copy, or start a new run"
+        ) from None
     return f"of update {state.update}"
 
 
