@@ -40,6 +40,8 @@ VARIANTS = {
     "bf16": {"dtype": torch.bfloat16},
     "bf16 views": {"dtype": torch.bfloat16, "stacked": True, "causal": True},
     "widths": {"widths": (7, 64, 20, 7, 40)},
+    # products of five to seven panels, which are multiplied four, two and one at a time
+    "wide heads": {"widths": (112, 80, 80, 112, 96)},
     "wide scores": {"spread": 3.0},
     **{f"mask {mask}": {"mask": mask} for mask in MASKS[1:]},
     **{f"layout {layout}": {"layouts": (layout,) * 9, "grad_layout": layout} for layout in LAYOUTS[1:]},
