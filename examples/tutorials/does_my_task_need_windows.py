@@ -3,9 +3,11 @@
 # %% [markdown]
 # # Does my task need windows?
 #
-# A recipe: give your data, train four small models with one command, read the comparison. A few minutes on
-# two cores. The four are the plain Transformer, relative positions, and the two windows; relative positions
-# belong there because they are cheaper, and often do as well.
+# A recipe: give your data, train four models with one command, read the comparison. This page takes a few minutes
+# on two cores. The models have the sizes that `diffwindow train` would choose for your data; for a quick look,
+# add `train.max_updates=1000` to the command. The four are the plain Transformer, relative positions, and two
+# with windows (in translation `Enc(AW)-Dec(MW)` and `Enc(AW)-Cr(AW,Seg)-Dec(MW)`). Relative positions belong
+# there because they are cheaper, and often do as well.
 #
 # ## Your data
 #
@@ -71,9 +73,10 @@ table = [line for line in report.splitlines() if line.startswith("|")]
 print("\n".join(table[:6]))
 
 # %% [markdown]
-# A gain is the difference to the first row, with its 95 % interval over seeds and test examples. Where the
-# interval contains zero, the rows cannot be told apart: add seeds (`--seeds 5`, finished ones are kept) or
-# test examples before you believe anything.
+# A gain is the difference to the first row, with its 95 % interval over seeds and test examples. With one
+# seed, as here, it counts the test examples alone, and says nothing of what another seed would do. Where the
+# interval contains zero, the rows cannot be told apart. Add seeds (`--seeds 5`, finished ones are kept) or test
+# examples before you believe anything.
 
 # %%
 import shutil
@@ -89,7 +92,7 @@ shutil.copy("compared/gains.png", "does_my_task_need_windows.png")
 # |---|---|
 # | no interval leaves zero out | your task does not need windows, or the test set is too small to tell |
 # | relative positions gain as much as the windows | take relative positions: fewer parameters |
-# | a window is ahead of both | train it at full size, and compare again there |
+# | a window is ahead of both | add seeds; if you shortened the training, compare again at full length |
 #
 # A gain of small models does not promise one of large models:
 # [When windows help](../results/when-windows-help.md) saw it shrink with depth. Look at what the winner

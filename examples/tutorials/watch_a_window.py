@@ -81,8 +81,8 @@ print("windows:", learned.shape)
 # ## Draw it
 #
 # A row per checkpoint, a column per word. At first the window is soft and in the middle, the same for any
-# sentence. Then it closes on the left, away from the noun that decides; in the end its left edge stands on
-# the subject, and everything from there to the verb is inside.
+# sentence. Until update 225 it leaves out the left part, and with it the subject, the noun that decides. From
+# 250 on it opens there; in the end it is widest from the subject on and falls towards the verb.
 
 # %%
 from matplotlib.figure import Figure

@@ -28,7 +28,7 @@ def compare(
     out: Annotated[Path, typer.Option(help="Folder of the runs and the report.")] = Path("compared"),
     jobs: Jobs = None,
 ) -> None:
-    """Train four small models on your data, plain and with windows, and report which is better.
+    """Train four models on your data, plain and with windows, and report which is better.
 
     The same command resumes.
     """
