@@ -20,7 +20,13 @@ from samples.configurations import (
 from samples.dropout import check_given_the_mask
 
 triton_launch = pytest.importorskip("diffwindow.kernels.triton_launch", reason="triton is not installed")
-from diffwindow.kernels import triton, triton_blocks, triton_tuning  # noqa: E402
+from diffwindow.kernels import (  # noqa: E402
+    triton,
+    triton_backward,
+    triton_blocks,
+    triton_report,
+    triton_tuning,
+)
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU runs them instead, see test_gpu.py")
 
@@ -227,6 +233,57 @@ def test_only_a_request_runs_the_interpreter(monkeypatch):
     monkeypatch.setitem(ops.SUPPORT, "triton", ops.SUPPORT["triton"]._replace(on_request=()))
     with pytest.raises(ValueError, match="the tensors are on cpu, not on cuda"):
         ops.choose_impl("triton", half)
+
+
+def plain_call(x, **changes):
+    """Make a call whose tensors are all the same."""
+    return operator.Call(
+        *(x,) * 7, None, None, None, None, None, None, is_causal=False, segment_size=1, exact=False,
+        scale=None, dropout_p=0.0, backend="triton",
+    )._replace(**changes)  # fmt: skip
+
+
+def test_no_kernel_is_compiled_again_for_another_length():
+    def sizes(length):
+        call = plain_call(torch.empty(1, 2, length, 16, device="meta"))
+        return triton_launch.describe(call, triton_blocks.INTERPRETED.forward, 1)[0].shape
+
+    assert sizes(1) == sizes(100) == sizes(128)
+    for name, kernel in triton_report.kernels().items():
+        lengths = ("query_count", "key_count") if name == "forward" else triton_backward.LENGTHS
+        assert set(lengths) == set(kernel.kwargs["do_not_specialize"])
+
+
+def test_segments_longer_than_the_sequence_take_one_tile():
+    call = plain_call(torch.empty(1, 2, 10, 16, device="meta"), segment_size=512)
+    shape = triton_launch.describe(call, triton_blocks.INTERPRETED.forward, 1)[0].shape
+    assert triton_launch.count_tiles(call, shape) == 1
+
+
+def test_a_key_that_only_forward_cut_has_bounded_gradients():
+    """An M near the threshold may round to either side of it, in forward and in backward."""
+    generator = torch.Generator().manual_seed(0)
+    call = plain_call(torch.randn(1, 1, 20, 16, generator=generator), normalize=True)
+    out, rows = operator.empty_outputs(call)
+    triton.forward(call, out, rows)
+    # as if forward had cut the keys of the largest scores
+    rows[..., 0] -= 300
+    grads = operator.empty_grads(call)
+    triton.backward(call, torch.ones_like(out), out, rows, grads)
+    assert all(grad.isfinite().all() for grad in grads)
+
+
+def test_a_gpu_before_ampere_is_named(monkeypatch):
+    monkeypatch.setattr(triton, "interpreted", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "Tesla T4")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (7, 5))
+    assert triton.status().startswith(
+        "unavailable: Tesla T4 has compute capability 7.5 and the kernels need 8.0"
+    )
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (8, 0))
+    assert triton.old_gpu() is None
 
 
 def test_without_triton_auto_uses_the_reference_with_one_warning(monkeypatch):

@@ -34,7 +34,8 @@ def check_given_the_mask(config, p, impl, monkeypatch, **chosen):
     wide = leaves(config, torch.float64)
     torch.manual_seed(5)
     shape = (config.batch, config.heads, config.queries, config.keys)
-    mask = kept(int(torch.randint(2**63 - 1, ())), shape, p)
+    seed = int(torch.randint(2**63 - 1, (), device=config.device))
+    mask = kept(seed, shape, p).to(config.device)
 
     def dropout(x, probability):
         return x * mask / (1 - probability)

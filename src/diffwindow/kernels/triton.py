@@ -21,7 +21,7 @@ def interpreted() -> bool:
 @functools.cache
 def why_not() -> str | None:
     """Say why there are no Triton kernels, or None if there are; warn once."""
-    reason = import_failure()
+    reason = import_failure() or old_gpu()
     if reason is not None:
         warnings.warn(f"window attention runs on the slower reference: {reason}", stacklevel=2)
     return reason
@@ -36,9 +36,23 @@ def import_failure() -> str | None:
     return None
 
 
+def old_gpu() -> str | None:
+    """Say which GPU is too old for the kernels, or None if none is."""
+    if interpreted() or torch.version.hip or not torch.cuda.is_available():
+        return None
+    for index in range(torch.cuda.device_count()):
+        major, minor = torch.cuda.get_device_capability(index)
+        if major < 8:
+            return (
+                f"{torch.cuda.get_device_name(index)} has compute capability {major}.{minor} and the kernels "
+                "need 8.0; CUDA_VISIBLE_DEVICES can hide it from the others"
+            )
+    return None
+
+
 def status() -> str:
     """Describe Triton and the GPUs that it would run on."""
-    reason = import_failure()
+    reason = import_failure() or old_gpu()
     if reason is not None:
         return f"unavailable: {reason}"
     import triton

@@ -47,7 +47,11 @@ from diffwindow.kernels.triton_tiles import (
     tile_keys,
     tile_window,
     weight_logits,
+    with_lengths,
 )
+
+# No kernel is compiled again for other values of these.
+LENGTHS = ("query_count", "key_count", "first_row", "last_row", "all_tiles")
 
 
 class Incoming(NamedTuple):
@@ -101,9 +105,14 @@ def load_totals(base, head, row_count, rows, inside):
 
 
 @triton.jit
-def normalise(x, norms):
-    """Return the weights of a tile of logits, before dropout."""
-    return tl.exp2(x - norms.top[:, None]) * norms.inverse[:, None]
+def normalise(x, window, norms, how: tl.constexpr):
+    """Return the weights of a tile of logits, before dropout, or over M if the window is normalised."""
+    x -= norms.top[:, None]
+    if how.normalize:
+        # An M at the threshold may have been cut in forward and not here: its score may exceed the maximum.
+        most = -tl.log2(tl.where(window == 0.0, 1.0, window))
+        x = tl.minimum(x, most, propagate_nan=tl.PropagateNan.ALL)
+    return tl.exp2(x) * norms.inverse[:, None]
 
 
 @triton.jit
@@ -182,7 +191,7 @@ def near_gradients(
     """Return what `differentiate` does, but for the steps of F, over a tile that the window reaches."""
     window, sums_left, sums_right = tile_window(p, phi_left, phi_right, carry, how)
     x, local = weight_logits(p, place, queries, keys, visible, window, how, reached=True)
-    weights = normalise(x, norms)
+    weights = normalise(x, window, norms, how)
     dweights, kept = weight_gradients(p, place, queries, keys, grad, how)
     ds, dm = score_gradients(weights, local, window, dweights, totals.delta, how)
     met = weights * kept
@@ -203,7 +212,7 @@ def far_gradients(
     met, ds = zeros, zeros
     if not how.normalize:
         x, _ = weight_logits(p, place, queries, keys, visible, zeros, how, reached=False)
-        weights = normalise(x, norms)
+        weights = normalise(x, zeros, norms, how)
         if how.additive:
             dweights, kept = weight_gradients(p, place, queries, keys, grad, how)
             ds = weights * (dweights - totals.delta[:, None])
@@ -267,7 +276,7 @@ def find_totals(p, place, queries, grad, norms, tiles, how: tl.constexpr):
         if reached:
             window, sums_left, sums_right = tile_window(p, phi_left, phi_right, prefix, how)
             x, local = weight_logits(p, place, queries, keys, visible, window, how, reached=True)
-            weights = normalise(x, norms)
+            weights = normalise(x, window, norms, how)
             dweights, _ = weight_gradients(p, place, queries, keys, grad, how)
             if how.additive:
                 delta += tl.sum(weights * dweights, 1)
@@ -286,7 +295,7 @@ def find_totals(p, place, queries, grad, norms, tiles, how: tl.constexpr):
             zero = tl.zeros_like(phi_left)
             x, _ = weight_logits(p, place, queries, keys, visible, zero, how, reached=False)
             dweights, _ = weight_gradients(p, place, queries, keys, grad, how)
-            delta += tl.sum(normalise(x, norms) * dweights, 1)
+            delta += tl.sum(normalise(x, zero, norms, how) * dweights, 1)
         if how.segments != "long":
             before_left += tl.sum(phi_left, 1)
             before_right += tl.sum(phi_right, 1)
@@ -316,22 +325,23 @@ def segment_window_gradient(
             keys = tile_keys(p, place, part, how)
             visible, keys = look(p, place, queries, keys, how)
             x, local = weight_logits(p, place, queries, keys, visible, window[:, None], how, reached=True)
-            weights = normalise(x, norms)
+            weights = normalise(x, window[:, None], norms, how)
             dweights, _ = weight_gradients(p, place, queries, keys, grad, how)
             _, dm = score_gradients(weights, local, window[:, None], dweights, delta, how)
             total += tl.sum(dm, 1)
     return total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LENGTHS)
 def query_kernel(
-    p, dout, statistics, row_totals, carries, out, dq, dq_left, dq_right, dq_local, first_row, last_row,
-    all_tiles, how: tl.constexpr,
+    p, dout, statistics, row_totals, carries, out, dq, dq_left, dq_right, dq_local, query_count, key_count,
+    first_row, last_row, all_tiles, how: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradients of a block of queries, the totals of its rows, and what they carry.
 
     Rows from `first_row` to before `last_row` are the ones that `row_totals` and `carries` have a place for.
     """
+    p = with_lengths(p, query_count, key_count)
     row_count = last_row - first_row
     blocks = tl.cdiv(row_count, how.rows)
     # Causal blocks differ in length: the longest start first.
@@ -431,12 +441,13 @@ def load_carry(base, row_count, inside, how: tl.constexpr):
     return Carry(before_left, before_right, scan_left, scan_right, mass_left, mass_right)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LENGTHS)
 def key_kernel(
-    p, dout, statistics, row_totals, carries, dk, dv, dk_left, dk_right, dk_local, first_row, last_row,
-    all_tiles, how: tl.constexpr, add: tl.constexpr,
+    p, dout, statistics, row_totals, carries, dk, dv, dk_left, dk_right, dk_local, query_count, key_count,
+    first_row, last_row, all_tiles, how: tl.constexpr, add: tl.constexpr,
 ):  # fmt: skip
     """Compute and store, or add, what queries give to a tile of keys: `first_row` to before `last_row`."""
+    p = with_lengths(p, query_count, key_count)
     row_count = last_row - first_row
     tile = tl.program_id(0) % all_tiles
     place = place_of(p, tl.program_id(0) // all_tiles)

@@ -31,6 +31,7 @@ from diffwindow.kernels.triton_tiles import (
     tile_keys,
     tile_window,
     weight_logits,
+    with_lengths,
 )
 
 
@@ -74,9 +75,10 @@ def weigh(p, place, queries, keys, visible, window, reached, top, total, gathere
     return new, total, gathered
 
 
-@triton.jit
-def forward_kernel(p, out, statistics, how: tl.constexpr):
+@triton.jit(do_not_specialize=["query_count", "key_count"])
+def forward_kernel(p, out, statistics, query_count, key_count, how: tl.constexpr):
     """Compute a block of the output, and for each of its rows the normalisers that backward needs."""
+    p = with_lengths(p, query_count, key_count)
     blocks = tl.cdiv(p.shape.queries, how.rows)
     # Causal blocks differ in length: the longest start first.
     block = blocks - 1 - tl.program_id(0) % blocks

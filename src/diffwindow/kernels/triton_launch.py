@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -32,7 +31,8 @@ def forward(call: Call, out: Tensor, rows: Tensor) -> None:
 def _forward(call: Call, out: Tensor, rows: Tensor, block: Block) -> None:
     problem, options = describe(call, block, step_of([*call.differentiable.values(), out]))
     programs = call.q.shape[0] * call.q.shape[1] * _ceil_div(call.q.shape[2], block.rows)
-    _launch(forward_kernel, programs, call.q, block, problem, matrix(out, options.step), rows, how=options)
+    arguments = (problem, matrix(out, options.step), rows, *_lengths(call))
+    _launch(forward_kernel, programs, call.q, block, *arguments, how=options)
 
 
 def backward(call: Call, grad: Tensor, out: Tensor, rows: Tensor, grads: list[Tensor]) -> None:
@@ -72,7 +72,7 @@ def _backward(
         carries = torch.empty(carried, dtype=torch.float32, device=call.q.device)
         totals = torch.empty(heads, last - first, 4, dtype=torch.float32, device=call.q.device)
         inputs = (problem, matrix(grad, step), rows, totals, carries)
-        extent = (first, last, tiles)
+        extent = (*_lengths(call), first, last, tiles)
         programs = heads * _ceil_div(last - first, blocks.query.rows)
         _launch(
             query_kernel,
@@ -114,10 +114,10 @@ def describe(call: Call, block: Block, step: int) -> tuple[Problem, Options]:
         )
 
     size = call.segment_size
+    if call.segment_origin is None:
+        size = min(size, max(call.k.shape[2], 1))
     stride = size * max(block.keys // size, 1)
-    shape = Shape(
-        call.q.shape[1], call.q.shape[2], call.k.shape[2], size, stride, _ceil_div(stride, block.keys)
-    )
+    shape = Shape(call.q.shape[1], None, None, size, stride, _ceil_div(stride, block.keys))
     problem = Problem(
         score=pair(call.q, call.k),
         left=pair(call.q_left, call.k_left),
@@ -143,7 +143,7 @@ def describe(call: Call, block: Block, step: int) -> tuple[Problem, Options]:
         mask=_plane_kind(call.attn_mask),
         bias=_plane_kind(call.attn_bias),
         dropout=call.dropout_p > 0,
-        precision="tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee",
+        precision="tf32" if _takes_tf32(call.q) else "ieee",
         interpreted_bf16=interpreted() and call.q.dtype == torch.bfloat16,
         step=step,
         score=padded(call.q),
@@ -171,15 +171,21 @@ def count_tiles(call: Call, shape: Any) -> int:
 
 def _launch(kernel: Any, programs: int, q: Tensor, block: Block, *arguments: Any, **options: Any) -> None:
     if programs:
-        with _device(q):
+        with torch.cuda.device_of(q):
             kernel[(programs,)](
                 *arguments, **options, num_warps=block.warps, num_stages=block.stages, enable_fp_fusion=True
             )
 
 
-def _device(x: Tensor) -> AbstractContextManager[Any]:
-    """Make the tensor's GPU the current one, on which Triton launches."""
-    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
+def _lengths(call: Call) -> tuple[int, int]:
+    return call.q.shape[2], call.k.shape[2]
+
+
+def _takes_tf32(x: Tensor) -> bool:
+    """Say whether products are to be in TF32: torch must allow it, and the GPU have it."""
+    if x.dtype != torch.float32 or torch.backends.cuda.matmul.fp32_precision != "tf32":
+        return False
+    return not torch.version.hip or torch.cuda.get_device_properties(x.device).gcnArchName[:6] == "gfx942"
 
 
 def _runs(queries: int) -> Iterator[tuple[int, int]]:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from diffwindow.kernels.operator import Call
-from diffwindow.kernels.triton import interpreted, why_not
+from diffwindow.kernels.triton import import_failure, interpreted
 
 KERNELS = ("forward", "query", "key")
 KINDS = ("multiplicative", "additive")
@@ -131,26 +131,30 @@ def measure(entry: Entry) -> Usage:
     )
 
 
+def kernels() -> dict[str, Any]:
+    """Return the kernels by their names here."""
+    from diffwindow.kernels import triton_backward, triton_forward
+
+    found = (triton_forward.forward_kernel, triton_backward.query_kernel, triton_backward.key_kernel)
+    return dict(zip(KERNELS, found, strict=True))
+
+
 def compile_kernel(entry: Entry, block: Any) -> tuple[Any, str]:
     """Compile a kernel for a call of long sequences, and return it with the assembler's log."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from diffwindow.kernels import triton_backward, triton_forward
-
-    kernels = {
-        "forward": triton_forward.forward_kernel,
-        "query": triton_backward.query_kernel,
-        "key": triton_backward.key_kernel,
-    }
-    kernel = kernels[entry.kernel]
+    kernel = kernels()[entry.kernel]
     arguments = _arguments(entry, block)
     signature: dict[str, Any] = {}
     constants: dict[Any, Any] = {}
     attributes: dict[Any, Any] = {}
-    for place, name in enumerate(kernel.arg_names):
-        signature[name] = _type(arguments[name], (place,), constants, attributes)
+    for place, parameter in enumerate(kernel.params):
+        if parameter.do_not_specialize:
+            signature[parameter.name] = "i32"
+        else:
+            signature[parameter.name] = _type(arguments[parameter.name], (place,), constants, attributes)
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
     target = TARGETS[entry.target]
     options = {"num_warps": block.warps, "num_stages": block.stages, "enable_fp_fusion": True}
@@ -182,7 +186,7 @@ def _arguments(entry: Entry, block: Any) -> dict[str, Any]:
         "p": problem, "how": options, "out": matrix, "dout": matrix, "statistics": floats,
         "row_totals": floats, "carries": floats, "dq": matrix, "dq_left": matrix, "dq_right": matrix,
         "dq_local": local, "dk": matrix, "dv": matrix, "dk_left": matrix, "dk_right": matrix,
-        "dk_local": local, "first_row": 0, "last_row": call.q.shape[2], "all_tiles": 64, "add": False,
+        "dk_local": local, "add": False,
     }  # fmt: skip
 
 
@@ -276,7 +280,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--options", choices=OPTIONS, help="what the call asks for, plain unless given")
     parser.add_argument("--json", action="store_true", help="print one JSON object per line")
     chosen = parser.parse_args(arguments)
-    if (reason := why_not()) is not None or interpreted():
+    if (reason := import_failure()) is not None or interpreted():
         print(f"nothing to compile: {reason or 'TRITON_INTERPRET is set; unset it'}", file=sys.stderr)
         return 1
     wanted = entries({name: getattr(chosen, name) for name in Entry._fields})

@@ -50,7 +50,10 @@ class Plane(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """Sizes of a call. Keys go in strides of whole segments, each cut into `tiles_per_stride` tiles."""
+    """Sizes of a call. Keys go in strides of whole segments, each cut into `tiles_per_stride` tiles.
+
+    The lengths are None until `with_lengths` sets them in the kernel.
+    """
 
     heads: Any
     queries: Any
@@ -155,6 +158,23 @@ class Norms(NamedTuple):
     inverse: Any
     left: Any
     right: Any
+
+
+@triton.jit
+def with_lengths(p, query_count, key_count):
+    """Return the problem with its lengths.
+
+    They are arguments of their own, for which no kernel is compiled again: of numbers in a tuple Triton has a
+    kernel for multiples of 16, one for the rest, and one for 1.
+    """
+    sizes = p.shape
+    shape = Shape(
+        sizes.heads, query_count, key_count, sizes.segment_size, sizes.stride, sizes.tiles_per_stride
+    )
+    return Problem(
+        p.score, p.left, p.right, p.local, p.v, p.mask, p.bias, p.origin, p.seed, shape, p.drop_below,
+        p.keep_scale, p.threshold,
+    )  # fmt: skip
 
 
 @triton.jit

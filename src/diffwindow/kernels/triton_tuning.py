@@ -9,6 +9,8 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
+
 from diffwindow.kernels.operator import Call
 from diffwindow.kernels.triton_blocks import Block, Blocks, choose
 
@@ -22,7 +24,11 @@ def tuned(name: str, call: Call, run: Callable[[Blocks], None]) -> Blocks:
         return default
     key = (name, *kind_of(call))
     if key not in _fastest:
-        times = {blocks: seconds(run, blocks) for blocks in candidates(name, default)}
+        # a graph that is captured must not wait for the GPU, as timing does
+        if call.q.is_cuda and torch.cuda.is_current_stream_capturing():
+            return default
+        with torch.cuda.device_of(call.q):
+            times = {blocks: seconds(run, blocks) for blocks in candidates(name, default)}
         _fastest[key] = min(times, key=lambda blocks: times[blocks])
     return _fastest[key]
 
@@ -62,10 +68,10 @@ def _scaled(block: Block, rows: int, keys: int, warps: int) -> Block:
 
 def seconds(run: Callable[[Blocks], None], blocks: Blocks) -> float:
     """Time a call; blocks that do not fit the GPU take forever."""
-    from triton.runtime.errors import OutOfResources
+    from triton.runtime.errors import OutOfResources, PTXASError
     from triton.testing import do_bench
 
     try:
         return float(do_bench(lambda: run(blocks)))
-    except OutOfResources:
+    except (OutOfResources, PTXASError):
         return float("inf")

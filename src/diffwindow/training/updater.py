@@ -73,10 +73,10 @@ def pick_precision(asked: Precision, device: str) -> str:
     if asked == "auto":
         if not on_gpu:
             return "fp32"
-        return "bf16" if torch.cuda.is_bf16_supported() else "fp16"
+        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
     if asked == "fp16" and not on_gpu:
         raise ValueError(f"train.precision=fp16 needs a GPU, not {device}; use bf16, fp32 or auto")
-    if asked == "bf16" and on_gpu and not torch.cuda.is_bf16_supported():
+    if asked == "bf16" and on_gpu and not torch.cuda.is_bf16_supported(including_emulation=False):
         raise ValueError("train.precision=bf16: this GPU has no bf16; use fp16, fp32 or auto")
     return asked
 
