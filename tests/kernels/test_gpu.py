@@ -25,6 +25,8 @@ VARIANTS = {
     "masks": {"mask": "per head", "dtype": torch.float16},
     "bias": {"bias": "per head", "dtype": torch.float16},
     "one query": {"queries": 1, "dtype": torch.float16},
+    "tolerance": {"window_tolerance": 0.01},
+    "tolerance, long segments": {"window_tolerance": 0.01, "segment_size": 150, "dtype": torch.float16},
 }
 
 
@@ -35,6 +37,24 @@ def test_every_option_and_width(additive, variant, width):
     narrow = VARIANTS[variant].get("dtype", torch.float32) == torch.float32
     config = LONG | {"widths": (min(width, 128 if narrow else 256),) * 5} | VARIANTS[variant]
     check(Configuration(additive=additive, **config), "triton")
+
+
+@pytest.mark.parametrize("width", [16, 64, 128])
+@pytest.mark.parametrize("tolerance", [0.0, 0.01])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_normalised_windows(width, tolerance, dtype):
+    options = {"normalize": True, "window_tolerance": tolerance, "dtype": dtype}
+    check(Configuration(additive=False, widths=(width,) * 5, **LONG, **options), "triton")
+
+
+def test_widths_in_eights():
+    options = {"widths": (64, 8, 8, 64, 64), "layouts": ("heads inside",) * 9, "dtype": torch.float16}
+    check(Configuration(**LONG, **options), "triton")
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="torch sees one GPU")
+def test_a_gpu_that_is_not_the_current_one():
+    check(Configuration(**(LONG | {"device": "cuda:1"})), "triton")
 
 
 @pytest.mark.parametrize("start", range(0, 200, 50))
@@ -51,10 +71,12 @@ def test_dropout_is_that_of_the_cpu(additive, monkeypatch):
 
 
 @KINDS
-def test_gradients_repeat_bit_by_bit(additive):
-    config = Configuration(additive=additive, dtype=torch.float16, **LONG)
-    first, second = (output_and_gradients(config, "triton", torch.float16) for _ in range(2))
-    assert all(map(torch.equal, first, second))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_gradients_repeat_bit_by_bit(additive, dtype):
+    config = Configuration(additive=additive, normalize=not additive, dtype=dtype, **LONG)
+    first = output_and_gradients(config, "triton", dtype)
+    for _ in range(20):
+        assert all(map(torch.equal, first, output_and_gradients(config, "triton", dtype)))
 
 
 def test_more_queries_than_backward_takes_at_once():
