@@ -50,11 +50,17 @@ CLAIMS = [
     ("generated, four layers", "circumstances-mini", "agreement-10-deep", ["Enc(AW)"]),
     ("SST-2", "table5-paper", "sst", ["Enc(Rel)@all", "Enc(Loc)", "Enc(MW)", "Enc(AW)"]),
     ("IMDB", "table5-paper", "imdb", ["Enc(MW)", "Enc(AW)"]),
-    (
-        "translation, BLEU",
-        "table1-mini",
-        "en-de",
-        ["Enc(Rel)@all-Dec(Rel)@all", "Cr(AW,Seg)", "Enc(AW)-Dec(MW)", "Enc(AW)-Cr(AW,Seg)-Dec(MW)"],
+    *(
+        (
+            f"translation, BLEU{shown}",
+            "table1-mini",
+            column,
+            [
+                *("Enc(Rel)@all-Dec(Rel)@all", "Enc(Loc)", "Cr(AW,Seg)", "Enc(AW)-Dec(MW)"),
+                "Enc(AW)-Cr(AW,Seg)-Dec(MW)",
+            ],
+        )
+        for shown, column in (("", "en-de"), (", test 2017", "en-de-test2017"), (", MSCOCO", "en-de-mscoco"))
     ),
     ("language model, perplexity", "table6-mini", "lm", ["Dec(Rel)@all", "Dec(MW)", "Dec(AW)"]),
     (
