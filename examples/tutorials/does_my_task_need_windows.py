@@ -3,11 +3,11 @@
 # %% [markdown]
 # # Does my task need windows?
 #
-# A recipe: give your data, train four models with one command, read the comparison. This page takes a few minutes
-# on two cores. The models have the sizes that `diffwindow train` would choose for your data; for a quick look,
-# add `train.max_updates=1000` to the command. The four are the plain Transformer, relative positions, and two
-# with windows (in translation `Enc(AW)-Dec(MW)` and `Enc(AW)-Cr(AW,Seg)-Dec(MW)`). Relative positions belong
-# there because they are cheaper, and often do as well.
+# A recipe: give your data, train four models with one command, read the comparison. This page takes a few
+# minutes on two cores. The models have the sizes that `diffwindow train` would choose for your data; for a
+# quick look, add `train.max_updates=1000` to the command. The four are the plain Transformer, relative
+# positions, and two with windows (in translation `Enc(AW)-Dec(MW)` and `Enc(AW)-Cr(AW,Seg)-Dec(MW)`).
+# Relative positions belong there because they are cheaper, and often do as well.
 #
 # ## Your data
 #
@@ -74,9 +74,9 @@ print("\n".join(table[:6]))
 
 # %% [markdown]
 # A gain is the difference to the first row, with its 95 % interval over seeds and test examples. With one
-# seed, as here, it counts the test examples alone, and says nothing of what another seed would do. Where the
-# interval contains zero, the rows cannot be told apart. Add seeds (`--seeds 5`, finished ones are kept) or test
-# examples before you believe anything.
+# seed, as here, it counts the test examples alone, and says nothing of what another seed would do. Where
+# the interval contains zero, the rows cannot be told apart. Add seeds (`--seeds 5`, finished ones are kept)
+# or test examples before you believe anything.
 
 # %%
 import shutil
