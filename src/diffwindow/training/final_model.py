@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from diffwindow.models.weights import CheckpointError
 from diffwindow.training.checkpoints import read_checkpoint
 from diffwindow.training.config import TrainConfig
 from diffwindow.training.logs import Record
@@ -26,8 +27,8 @@ def load_final_weights(
         if config.final == "best" and state.best.value is not None:
             load_weights(model, read_checkpoint(checkpoints.best.path(state.best.update)))
             return f"the best, of update {state.best.update}"
-    except ValueError as error:
-        raise ValueError(
+    except CheckpointError as error:
+        raise CheckpointError(
             f"{error}; train.final={config.final} needs it: restore it from a copy, or start a new run"
         ) from None
     return f"of update {state.update}"

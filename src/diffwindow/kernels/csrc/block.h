@@ -199,7 +199,7 @@ inline void scatter_tile(const Block& block, Some some, int64_t first, int64_t l
     const float* right = rows + i * kPanel * stride;
     if (stride == Narrow::lanes)
       multiply_panels<false, Narrow>({last - first, 1, count, kPanel}, left, {right, stride, 0},
-                          {out + first * stride, stride, 0, true});
+                                     {out + first * stride, stride, 0, true});
     else
       gemm<false>({last - first, stride / kPanel, count, kPanel}, left, {right, stride, kPanel},
                   {out + first * stride, stride, kPanel, true});

@@ -1,4 +1,5 @@
-// The matrix product that all kernels use: C (+)= A B, sixteen columns of B at a time, or eight if it has no more.
+// The matrix product that all kernels use: C (+)= A B. B has panels of sixteen columns, of which AVX-512 takes up to four
+// at a time, or a single one of eight.
 #pragma once
 #include "vec.h"
 
