@@ -29,7 +29,7 @@ from transformers import (
 )
 
 from diffwindow.hf import add_windows, windows_of
-from diffwindow.models.window_adapter import AddedWindow
+from diffwindow.models.window_adapter import WindowAdapter
 
 VOCABULARY, PAD, MASK, START = 4096, 0, 1, 2
 SIZES = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4, "num_attention_heads": 4}
@@ -191,7 +191,7 @@ def opened(model):
     sizes = [
         (window.gate if window.local is None else window.local.query).abs().mean().item()
         for window in model.modules()
-        if isinstance(window, AddedWindow)
+        if isinstance(window, WindowAdapter)
     ]
     return [round(size, 4) for size in sizes]
 

@@ -39,11 +39,19 @@ NAMES = {int: "whole number", float: "number", str: "text", bool: "true or false
 
 def write_pages(folder: Path) -> None:
     """Write every generated page below the folder of the documentation."""
-    pages = {"settings": settings_page(), "command-line": command_line_page(), "notation": notation_page()}
-    for name, text in pages.items():
-        (folder / "reference" / f"{name}.md").write_text(text, encoding="utf-8")
+    for name, text in reference_pages().items():
+        (folder / "reference" / name).write_text(text, encoding="utf-8")
     live = json.loads((folder / "assets/windows.json").read_text(encoding="utf-8"))
     (folder / "assets/windows.html").write_text(page_html(live), encoding="utf-8")
+
+
+def reference_pages() -> dict[str, str]:
+    """Return the pages of the reference that the code knows, by their file names."""
+    return {
+        "settings.md": settings_page(),
+        "command-line.md": command_line_page(),
+        "notation.md": notation_page(),
+    }
 
 
 def table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
@@ -201,8 +209,7 @@ The number after `=` is the default of a kind that has one. [Models](models.md#a
 {table(("option", "meaning", "argument of WindowAttention"), options)}
 
 `Seg` alone is `Seg={notation.SEGMENT_SIZE}` and `Dist` alone `Dist={notation.RELATIVE_SIZE}`; `Dim` needs its
-number. In Python, [`parse`][diffwindow.notation.parse] reads a notation and
-[`Plan`][diffwindow.notation.Plan] holds it.
+number. In Python, [`parse`](api/notation.md) reads a notation and `Plan` holds it.
 """
 
 

@@ -94,6 +94,6 @@ shutil.copy("compared/gains.png", "does_my_task_need_windows.png")
 # | relative positions gain as much as the windows | take relative positions: fewer parameters |
 # | a window is ahead of both | add seeds; if you shortened the training, compare again at full length |
 #
-# A gain of small models does not promise one of large models:
-# [When windows help](../results/when-windows-help.md) saw it shrink with depth. Look at what the winner
-# reads: `diffwindow view "compared/runs/own/own/Enc(AW)/seed1" --row 0 --split test`.
+# A gain of small models does not promise one of large models
+# ([When windows help](../results/when-windows-help.md)). Look at what the winner reads:
+# `diffwindow view "compared/runs/own/own/Enc(AW)/seed1" --row 0 --split test`.

@@ -111,6 +111,6 @@ right = sum(
 print(f"right in {right / len(test):.0%} of {len(test)} sentences that it has not seen")
 
 # %% [markdown]
-# The same as a page with a slider, and beside a plain model, is one command:
-# `diffwindow view run "the keys to the old cabinet" --checkpoints`. See
-# [See the windows](../guides/view.md).
+# The same as a page with a slider is one command:
+# `diffwindow view run "the keys to the old cabinet" --checkpoints`. With `--against PLAIN` it shows a plain
+# run beside it ([See the windows](../guides/view.md)).

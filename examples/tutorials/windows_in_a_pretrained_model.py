@@ -65,7 +65,7 @@ print(f"pretrained: {before:.2f} nats per token on sentences that it has not see
 # ## Add windows
 #
 # The notation says where: `Dec(MW)` is a multiplicative window in the decoder's self-attention. Each gets a
-# gate that starts closed, so nothing changes yet.
+# gate of 0, so nothing changes yet.
 
 # %%
 from diffwindow.hf import add_windows, freeze_base, windows_of

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from diffwindow.attention.window_attention import WindowAttention
     from diffwindow.inference.model import load
+    from diffwindow.models.added_windows import add_windows, remove_windows
     from diffwindow.models.classifier import Classifier, ClassifierConfig
     from diffwindow.models.language_model import LanguageModel, LanguageModelConfig
     from diffwindow.models.translator import Translator, TranslatorConfig
@@ -35,11 +36,13 @@ _HOMES = {
     "TranslatorConfig": "models.translator",
     "WindowAttention": "attention.window_attention",
     "WindowMaps": "ops",
+    "add_windows": "models.added_windows",
     "additive_window_attention": "ops",
     "capture": "view.capture",
     "load": "inference.model",
     "multiplicative_window_attention": "ops",
     "parse": "notation",
+    "remove_windows": "models.added_windows",
     "window_maps": "ops",
 }
 __all__ = [
@@ -54,11 +57,13 @@ __all__ = [
     "TranslatorConfig",
     "WindowAttention",
     "WindowMaps",
+    "add_windows",
     "additive_window_attention",
     "capture",
     "load",
     "multiplicative_window_attention",
     "parse",
+    "remove_windows",
     "window_maps",
 ]
 

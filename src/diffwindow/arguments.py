@@ -1,13 +1,12 @@
 """The arguments of window attention as values, and the checks that name a wrong one."""
 
-from collections.abc import Sequence
 from typing import Literal, NamedTuple, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from diffwindow.spelling import nearest
+from diffwindow.spelling import check_choice
 
 Expectation = Literal["paper", "exact"]
 EXPECTATIONS: tuple[str, ...] = get_args(Expectation)
@@ -76,7 +75,7 @@ def window_threshold(tolerance: float, dtype: torch.dtype, *, normalize: bool) -
 def check_options(q: Tensor, k: Tensor, options: Options, *, additive: bool) -> None:
     """Raise unless the options are in their ranges, fit `q` and `k`, and fit the kind of window."""
     check_segment_size(options.segment_size)
-    check_tolerance(options.window_tolerance)
+    check_tolerance("window_tolerance", options.window_tolerance)
     check_normalize(options.normalize, additive=additive)
     check_choice("expectation", options.expectation, EXPECTATIONS)
     check_dropout("dropout_p", options.dropout_p)
@@ -98,15 +97,6 @@ def check_not_nested(name: str, x: Tensor) -> None:
         raise TypeError(
             f"{name} is a nested tensor; pass a padded one (torch.nested.to_padded_tensor) and a mask"
         )
-
-
-def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
-    """Raise a ValueError that names the nearest choice unless `value` is one of `choices`."""
-    if value in choices:
-        return
-    near = nearest(str(value), choices)
-    hint = "" if near is None else f"; did you mean {near!r}?"
-    raise ValueError(f"{name}={value!r} is not one of {', '.join(map(repr, choices))}{hint}")
 
 
 def check_segment_size(segment_size: int) -> None:
@@ -131,14 +121,12 @@ def check_dropout(name: str, value: float) -> None:
         raise ValueError(f"{name}={value} is not a probability between 0 and 1")
 
 
-def check_tolerance(window_tolerance: float) -> None:
-    """Raise unless the tolerance is a value that M, which reaches 1 or more, can exceed."""
-    if isinstance(window_tolerance, bool) or not isinstance(window_tolerance, int | float | torch.SymFloat):
-        raise TypeError(f"window_tolerance={window_tolerance!r} is not a number")
-    if not 0.0 <= window_tolerance < 1.0:
-        raise ValueError(
-            f"window_tolerance={window_tolerance} is not in 0 <= tolerance < 1; 0 keeps windows exact"
-        )
+def check_tolerance(name: str, value: float) -> None:
+    """Raise unless the tolerance is a number from 0 to below 1."""
+    if isinstance(value, bool) or not isinstance(value, int | float | torch.SymFloat):
+        raise TypeError(f"{name}={value!r} is not a number")
+    if not 0.0 <= value < 1.0:
+        raise ValueError(f"{name}={value} is not in 0 <= tolerance < 1; 0 keeps windows exact")
 
 
 def check_normalize(normalize: bool, *, additive: bool) -> None:

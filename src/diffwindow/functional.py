@@ -1,8 +1,8 @@
 """The paper's equations in plain PyTorch: the oracle that every kernel is tested against.
 
-Shapes, here and everywhere: b batch, h heads, q queries, k keys, d model width, e head width, s segments,
-v vocabulary. Positions count from 0. A boolean `mask` is True where a query may look. Equation numbers are
-those of the paper.
+Shapes, here and everywhere: b batch, h heads, q queries, k keys, d model width, e head width, w value width,
+s segments, v vocabulary. Positions count from 0. A boolean `mask` is True where a query may look. Equation
+numbers are those of the paper.
 
 `phi` is a distribution over the keys that points at a boundary of the window; F, its prefix sums, is the
 probability that the boundary lies at or before a key, and G, its suffix sums, that it lies at or after it.
@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from diffwindow.arguments import EXPECTATIONS, Expectation, check_choice, check_tolerance
+from diffwindow.arguments import EXPECTATIONS, Expectation, check_tolerance
+from diffwindow.spelling import check_choice
 
 
 def discrete_window(left: int | Int[Tensor, "..."], right: int | Int[Tensor, "..."], num_keys: int) -> Tensor:
@@ -104,7 +105,7 @@ def soft_window(
     tensor([0., 0., 0., 1., 1., 1., 1., 1., 1., 0.])
     """
     check_choice("expectation", expectation, EXPECTATIONS)
-    check_tolerance(tolerance)
+    check_tolerance("tolerance", tolerance)
     f_left = rightward(phi_left, segment_size, segment_origin=segment_origin)
     g_left = leftward(phi_left, segment_size, segment_origin=segment_origin)
     f_right = rightward(phi_right, segment_size, segment_origin=segment_origin)
@@ -196,7 +197,7 @@ def normalized_weights(
     >>> normalized_weights(torch.tensor([[99.0, 0.0, 0.0]]), window)
     tensor([[0.0000, 0.3333, 0.6667]])
     """
-    # subnormal numbers are none to divide by
+    # a subnormal M counts as 0: dividing by it would overflow
     seen = ~(window < torch.finfo(window.dtype).tiny)
     seen = seen if mask is None else seen & mask
     logits = score.detach() + window.detach().masked_fill(~seen, 1.0).log()

@@ -5,7 +5,7 @@
     Dec(MW,Exact)@all               all layers, without the double count of the paper's window
     Enc(MW,Norm)                    weights divided by their sum: softmax(s + log M)
     Enc(AW,Dim=8)                   boundaries with a head width of 8, smaller than that of the scores
-    Dec(MW,Gate)                    a gate per head, closed at the start: softmax(s) ⊙ (1 + g(M − 1))
+    Dec(MW,Gate)                    a gate g per head, 0 at the start: softmax(s) ⊙ (1 + g(M − 1))
     Enc(AW,Dist)                    a window and relative positions in one attention
     Enc(Rel)-Cr(Gauss=10)           baselines: Shaw in the encoder, Luong's local-p in cross-attention
     Global                          the plain Transformer

@@ -17,14 +17,12 @@ from diffwindow.arguments import (
     Boundaries,
     Expectation,
     Options,
-    check_choice,
-    check_dropout,
     check_options,
-    check_segment_size,
     check_tensors,
     window_threshold,
 )
 from diffwindow.kernels import operator, single_query, triton
+from diffwindow.spelling import check_choice
 
 __all__ = [
     "IMPLS",
@@ -34,9 +32,6 @@ __all__ = [
     "Options",
     "WindowMaps",
     "additive_window_attention",
-    "check_choice",
-    "check_dropout",
-    "check_segment_size",
     "choose_impl",
     "multiplicative_window_attention",
     "support_report",

@@ -1,7 +1,7 @@
 """Words of error messages: hints for misspelled names, quoted values."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 def nearest(word: str, names: Iterable[str]) -> str | None:
@@ -24,6 +24,15 @@ def did_you_mean(word: str, names: Iterable[str]) -> str:
     names = list(names)
     near = nearest(word, names)
     return f"choose from {', '.join(names)}" if near is None else f"did you mean {near!r}?"
+
+
+def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
+    """Raise a ValueError that names the nearest choice unless `value` is one of `choices`."""
+    if value in choices:
+        return
+    near = nearest(str(value), choices)
+    hint = "" if near is None else f"; did you mean {near!r}?"
+    raise ValueError(f"{name}={value!r} is not one of {', '.join(map(repr, choices))}{hint}")
 
 
 def quoted(value: object, limit: int = 80) -> str:

@@ -37,6 +37,21 @@ def test_a_kind_names_roles_and_options_that_exist(kind):
 
 
 @every_kind
+def test_a_kind_without_a_size_is_written_without_one(kind):
+    assert str(Attention(kind)) == kind
+
+
+@every_kind
+def test_reset_parameters_initialises_all_of_them(kind):
+    attention = build_attention(Attention(kind), WIDTH, HEADS)
+    with torch.no_grad():
+        for parameter in attention.parameters():
+            parameter.fill_(9.0)
+    attention.reset_parameters()
+    assert not any((parameter == 9.0).any() for parameter in attention.parameters())
+
+
+@every_kind
 def test_a_bias_of_minus_infinity_hides_a_key(kind):
     attention, (x, _) = attention_of(kind), batch()
     bias = torch.zeros(3, 1, 1, x.shape[1], dtype=x.dtype)

@@ -378,6 +378,26 @@ def test_float_masks_are_added_to_the_scores(window, need_weights):
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("number", [float("-inf"), -1e4, -1e9, "least"])
+@pytest.mark.parametrize("need_weights", [False, True])
+@pytest.mark.parametrize("window", WINDOWS)
+def test_a_float_mask_that_leaves_no_weight_hides_keys_from_the_pointers_too(
+    window, need_weights, number, dtype
+):
+    """Whatever number a mask hides with, outputs do not know keys that come later, nor padding."""
+    number = torch.finfo(dtype).min if number == "least" else number
+    attention, x = WindowAttention(8, 2, window=window, segment_size=2).to(dtype), torch.randn(3, 6, 8)
+    x, pad = x.to(dtype), padding([6, 2, 4], 6, left=True)
+    later = torch.ones(6, 6, dtype=torch.bool).triu(1)
+    expected = attention(x, x, x, key_padding_mask=pad, attn_mask=later, need_weights=need_weights)[0]
+    as_floats = [torch.zeros(mask.shape, dtype=dtype).masked_fill(mask, number) for mask in (pad, later)]
+    found = attention(
+        x, x, x, key_padding_mask=as_floats[0], attn_mask=as_floats[1], need_weights=need_weights
+    )[0]
+    assert_close(found, expected)
+
+
 @pytest.mark.parametrize("left", [False, True])
 @pytest.mark.parametrize("need_weights", [False, True])
 @pytest.mark.parametrize("gate", [False, True])
@@ -501,7 +521,8 @@ def test_in_torchs_decoder(window):
     ("arguments", "error", "message"),
     [
         ({"embed_dim": 9}, ValueError, "embed_dim=9 is not divisible by num_heads=2"),
-        ({"num_heads": 0}, ValueError, "num_heads=0"),
+        ({"num_heads": 0}, ValueError, "num_heads=0 is not positive"),
+        ({"embed_dim": -8}, ValueError, "embed_dim=-8 is not positive"),
         ({"window": "aditive"}, ValueError, "did you mean 'additive'?"),
         ({"expectation": "papper"}, ValueError, "did you mean 'paper'?"),
         ({"segment_size": 0}, ValueError, "segment_size=0 is below 1"),

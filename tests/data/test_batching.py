@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diffwindow.data.batching import BlockBatches, TokenBatches
+from diffwindow.data.batching import TokenBatches
 
 LENGTHS = np.random.default_rng(0).integers(1, 60, 500)
 
@@ -41,21 +41,14 @@ def test_shuffle_depends_on_seed_and_epoch_alone():
     assert listed(TokenBatches(LENGTHS, max_tokens=300, seed=2)) != first
 
 
-@pytest.mark.parametrize("make", [
-    lambda rank, world: TokenBatches(LENGTHS, max_tokens=300, seed=3, rank=rank, world_size=world),
-    lambda rank, world: BlockBatches(2000, block_size=7, batch_size=4, seed=3, rank=rank, world_size=world),
-])  # fmt: skip
 @pytest.mark.parametrize("seen", [0, 1, 5, 13])
-@pytest.mark.parametrize(("rank", "world"), [(0, 1), (1, 3)])
-def test_resumes_exactly_at_any_batch(make, seen, rank, world):
-    whole = make(rank, world)
+def test_resumes_exactly_at_any_batch(seen):
+    whole, stopped, resumed = (TokenBatches(LENGTHS, max_tokens=300, seed=3) for _ in range(3))
     expected = [*listed(whole), *listed(whole)]
-    stopped = make(rank, world)
     iterator = iter(stopped)
     got = [next(iterator).tolist() for _ in range(seen)]
     state = json.loads(json.dumps(stopped.state()))
     assert set(state) == {"seed", "epoch", "cursor"}
-    resumed = make(rank, world)
     resumed.load_state(state)
     assert got + listed(resumed) + listed(resumed) == expected
 
@@ -68,20 +61,6 @@ def test_state_at_the_end_of_an_epoch_starts_the_next():
     batches.load_state({"seed": 0, "epoch": 0, "cursor": count})
     assert listed(batches) == []
     assert batches.state()["epoch"] == 1
-
-
-@pytest.mark.parametrize("world", [2, 3, 7])
-def test_ranks_share_an_epoch(world):
-    ranks = [TokenBatches(LENGTHS, max_tokens=300, rank=rank, world_size=world) for rank in range(world)]
-    assert len({len(rank) for rank in ranks}) == 1
-    shards = [listed(rank) for rank in ranks]
-    rows = [row for shard in shards for batch in shard for row in batch]
-    assert set(rows) == set(range(len(LENGTHS)))
-    exact = [
-        listed(TokenBatches(LENGTHS, max_tokens=300, rank=rank, world_size=world, even=False))
-        for rank in range(world)
-    ]
-    assert sorted(row for shard in exact for batch in shard for row in batch) == list(range(len(LENGTHS)))
 
 
 def test_too_long_rows_are_an_error_or_counted():
@@ -110,16 +89,7 @@ def test_lengths_beyond_the_sort_key_still_fit():
 
 
 def test_refuses_nonsense():
-    with pytest.raises(ValueError, match="rank=2"):
-        TokenBatches(LENGTHS, max_tokens=100, rank=2, world_size=2)
     with pytest.raises(ValueError, match="different lengths"):
         TokenBatches([LENGTHS, LENGTHS[:-1]], max_tokens=100)
     with pytest.raises(ValueError, match="seed, epoch and cursor"):
         TokenBatches(LENGTHS, max_tokens=100).load_state({"step": 3})
-
-
-def test_blocks_cover_the_stream_once():
-    starts = np.concatenate(list(BlockBatches(100, block_size=7, batch_size=4, seed=1)))
-    assert sorted(starts.tolist()) == list(range(0, 100, 7))
-    ordered = np.concatenate(list(BlockBatches(100, block_size=7, batch_size=4, shuffle=False)))
-    assert ordered.tolist() == list(range(0, 100, 7))

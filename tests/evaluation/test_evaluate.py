@@ -189,3 +189,23 @@ def test_a_model_without_a_record_does_not_take_another_models(agreement_store, 
     saved(of(agreement_store), tmp_path / "other")
     (tmp_path / "other/task.json").unlink()
     assert Trained.load(tmp_path / "other").options == TaskOptions()
+
+
+def test_every_task_shows_its_progress(agreement_store, text_store, reorder_store, tmp_path):
+    stages = {}
+    for store in (agreement_store, text_store, reorder_store):
+        task = of(store)
+        shown = stages.setdefault(store.task, {})
+        trained = saved(task, tmp_path / store.task)
+        evaluate(
+            trained,
+            task,
+            "test",
+            GREEDY,
+            progress=lambda stage, done, shown=shown: shown.update({stage: done}),
+        )
+    assert stages == {
+        "classification": {"evaluation": 1.0},
+        "lm": {"evaluation": 1.0},
+        "translation": {"translating": 1.0, "evaluation": 1.0},
+    }

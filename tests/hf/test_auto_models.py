@@ -275,3 +275,19 @@ def test_pipelines(tmp_path):
     assert best["score"] == pytest.approx(probability.max().item(), abs=1e-5)
     source = transformers_tokenizer(tmp_path, "translator")("the key")["input_ids"]
     assert source == [*tokenizer.encode("the key"), 2]
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (language_model, "position_ids"),
+        (language_model, "inputs_embeds"),
+        (classifier, "position_ids"),
+        (translator, "decoder_attention_mask"),
+    ],
+)
+def test_an_argument_that_would_be_ignored_is_an_error(make, name):
+    model = as_transformers(make())
+    labels = {"labels": tokens(2, 5)} if make is translator else {}
+    with pytest.raises(ValueError, match=f"does not take {name}; leave it out"):
+        model(tokens(2, 5), **labels, **{name: torch.zeros(2, 5)})

@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 from diffwindow.hf import add_windows, load_windows, save_windows, windows_of
 from diffwindow.models.weights import ModelFileError
-from diffwindow.models.window_adapter import AddedWindow
+from diffwindow.models.window_adapter import WindowAdapter
 
 PLAN = "Enc(AW,Dim=2)-Cr(AW,Seg)-Dec(MW,Norm)@all"
 
@@ -25,7 +25,7 @@ def test_save_and_load(saved):
     folder, model = saved
     loaded = load_windows(model_of("t5"), folder)
     assert_close(outputs_of("t5", loaded), outputs_of("t5", model))
-    windows = [module for module in loaded.modules() if isinstance(module, AddedWindow)]
+    windows = [module for module in loaded.modules() if isinstance(module, WindowAdapter)]
     assert {window.window_tolerance for window in windows} == {0.3}
     state = model.state_dict()
     assert all(torch.equal(x, state[name]) for name, x in loaded.state_dict().items())
@@ -88,7 +88,7 @@ def test_a_checkpoint_of_transformers(tmp_path, max_shard_size):
     model = open_windows(add_windows(model_of("llama"), "Dec(MW)@all"))
     model.save_pretrained(tmp_path, max_shard_size=max_shard_size)
     plain = type(model).from_pretrained(tmp_path)
-    assert not any(isinstance(module, AddedWindow) for module in plain.modules())
+    assert not any(isinstance(module, WindowAdapter) for module in plain.modules())
     assert "was saved with Dec(MW,Gate)@all; load_windows puts them back" in str(windows_of(plain))
     loaded = load_windows(plain, tmp_path)
     assert_close(loaded(**inputs_of("llama")).logits, model(**inputs_of("llama")).logits)

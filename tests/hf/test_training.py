@@ -8,7 +8,7 @@ from tiny import model_of, open_windows, outputs_of, plan_of, tokens
 from torch.testing import assert_close
 
 from diffwindow.hf import add_windows, freeze_base, remove_windows, save_windows, windows_of
-from diffwindow.models.window_adapter import AddedWindow
+from diffwindow.models.window_adapter import WindowAdapter
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -132,7 +132,7 @@ def test_meta_parameters_can_be_reset():
     with torch.device("meta"):
         model = model_of("bert")
     add_windows(model, "Enc(AW)")
-    (window,) = (module for module in model.modules() if isinstance(module, AddedWindow))
+    (window,) = (module for module in model.modules() if isinstance(module, WindowAdapter))
     assert {p.device.type for p in window.parameters()} == {"meta"}
     window.to_empty(device="cpu").reset_parameters()
     assert window.local.query.abs().max() == 0

@@ -11,13 +11,13 @@ from torch.testing import assert_close
 
 from diffwindow import Classifier, ClassifierConfig, hf
 from diffwindow.hf import add_windows, freeze_base, remove_windows, windows_of
-from diffwindow.models.window_adapter import AddedWindow
+from diffwindow.models.window_adapter import WindowAdapter
 
 KINDS = ["AW", "MW"]
 
 
 def windows(model):
-    return [module for module in model.modules() if isinstance(module, AddedWindow)]
+    return [module for module in model.modules() if isinstance(module, WindowAdapter)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -43,7 +43,7 @@ def test_nothing_changes_at_first_and_all_can_be_undone(name, kind):
 def test_each_role_is_where_it_should_be(role):
     """A window in one role of a model changes the layers of that role only."""
     model = add_windows(model_of("marian"), f"{role}(MW)")
-    names = [name for name, module in model.named_modules() if isinstance(module, AddedWindow)]
+    names = [name for name, module in model.named_modules() if isinstance(module, WindowAdapter)]
     places = {
         "Enc": "model.encoder.layers.0.self_attn",
         "Dec": "model.decoder.layers.0.self_attn",

@@ -3,7 +3,7 @@
 import torch
 import transformers as t
 
-from diffwindow.models.window_adapter import AddedWindow
+from diffwindow.models.window_adapter import WindowAdapter
 
 VOCABULARY = 40
 SIZES = {
@@ -180,7 +180,7 @@ def open_windows(model, seed=0):
     """Give every window parameters that matter."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for window in (module for module in model.modules() if isinstance(module, AddedWindow)):
+        for window in (module for module in model.modules() if isinstance(module, WindowAdapter)):
             for name, parameter in window.named_parameters():
                 scale = 0.5 if name == "gate" else 0.6
                 parameter.add_(torch.randn(parameter.shape, generator=generator).to(parameter) * scale)

@@ -319,3 +319,15 @@ def test_a_projected_cache_is_not_copied(no_operator, monkeypatch):
     monkeypatch.setattr(torch.Tensor, "contiguous", None)
     monkeypatch.setattr(torch.Tensor, "clone", None)
     call(views, impl="cpu", attn_mask=torch.ones(2, 1, 1, 65, dtype=torch.bool))
+
+
+def test_tensors_of_another_device_do_not_ask_for_the_cpu_kernels(monkeypatch):
+    """On a GPU without a compiler beside it there is nothing to compile and nothing to warn of."""
+
+    def compiled():
+        raise AssertionError("asked for the CPU kernels")
+
+    monkeypatch.setattr(single_query.build, "why_not", compiled)
+    q, pointers = torch.empty(1, 2, 1, 4, device="meta"), torch.empty(1, 2, 5, 4, device="meta")
+    boundaries = ops.Boundaries(q, pointers, q, pointers)
+    assert single_query.attend(q, pointers, pointers, boundaries, None, ops.Options()) is None

@@ -32,6 +32,14 @@ def test_equals_cross_entropy_and_its_gradients(chunk_size, label_smoothing):
     assert_close(torch.autograd.grad(0.3 * loss.total, inputs), torch.autograd.grad(0.3 * expected, inputs))
 
 
+def test_a_second_derivative_is_an_error():
+    hidden, weight, targets = example()
+    squared = token_loss(hidden, weight, targets).total.square()
+    (grad,) = torch.autograd.grad(squared, hidden, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        grad.square().sum().backward()
+
+
 def test_takes_batches_and_only_padding():
     hidden, weight, targets = example(tokens=24)
     batched = token_loss(hidden.view(4, 6, -1), weight, targets.view(4, 6))

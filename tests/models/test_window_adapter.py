@@ -1,4 +1,4 @@
-"""AddedWindow: the paper's equations on another model's queries and keys."""
+"""WindowAdapter: the paper's equations on another model's queries and keys."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch.testing import assert_close
 
 from diffwindow import functional
-from diffwindow.models.window_adapter import AddedWindow
+from diffwindow.models.window_adapter import WindowAdapter
 from diffwindow.notation import Attention
 
 SCALE = 0.3
@@ -18,7 +18,7 @@ def seed():
 
 
 def opened(attention, **settings):
-    window = AddedWindow(attention, num_heads=4, head_dim=6, **settings)
+    window = WindowAdapter(attention, num_heads=4, head_dim=6, **settings)
     with torch.no_grad():
         for parameter in window.parameters():
             parameter.copy_(torch.randn_like(parameter) * 0.5)
@@ -82,7 +82,7 @@ def test_outputs_are_those_of_the_equations(kind, gate, normalize, tolerance, se
 @pytest.mark.parametrize("attention", [Attention("AW"), Attention("MW", gate=True)])
 @pytest.mark.parametrize("is_causal", [True, False])
 def test_it_starts_as_plain_attention(attention, is_causal):
-    window = AddedWindow(attention, num_heads=4, head_dim=6)
+    window = WindowAdapter(attention, num_heads=4, head_dim=6)
     q, k, v = (x.float() for x in heads(7))
     plain = F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, scale=SCALE, enable_gqa=True)
     assert_close(window(q, k, v, is_causal=is_causal, scale=SCALE), plain, rtol=0, atol=1e-6)
@@ -103,6 +103,24 @@ def test_gradients_reach_every_parameter():
         assert all(parameter.grad.abs().max() > 0 for parameter in window.parameters())
 
 
+def test_maps_of_a_row_that_the_bias_hides_are_zero():
+    window = opened(Attention("MW", gate=True))
+    q, k, _ = heads(7)
+    bias = torch.zeros(7, 7, dtype=q.dtype)
+    bias[2] = float("-inf")
+    weights = window.maps(q, k, attn_bias=bias).weights
+    assert weights.isfinite().all()
+    assert not weights[:, :, 2].any()
+
+
+@pytest.mark.parametrize("queries", [1, 15, 16, 17, 31, 47])
+def test_the_mean_width_is_of_at_most_sixteen_queries(queries):
+    q, k, v = heads(queries)
+    window = opened(Attention("AW"))
+    window(q, k, v)
+    assert window.sample.q.shape[2] <= 16
+
+
 def test_boundaries_are_not_wider_than_heads():
     with pytest.raises(ValueError, match="AW,Dim=9 has wider boundaries than the heads, which are 4 wide"):
-        AddedWindow(Attention("AW", boundary_dim=9), num_heads=2, head_dim=4)
+        WindowAdapter(Attention("AW", boundary_dim=9), num_heads=2, head_dim=4)

@@ -43,4 +43,10 @@ def test_verdicts(gain, reach, seeds, paper, expected):
 
 
 def test_pairs_that_the_paper_ties_are_left_out():
-    assert agreeing_pairs({"a": 1.0, "b": 2.0}, {"a": 3.0, "b": 3.0}) == (0, 0)
+    assert agreeing_pairs({"a": {1: 1.0}, "b": {1: 2.0}}, {"a": 3.0, "b": 3.0}) == (0, 0)
+
+
+def test_pairs_are_compared_over_the_seeds_that_both_have():
+    ours = {"a": {1: 1.0, 2: 9.0}, "b": {1: 2.0}, "c": {3: 0.0}}
+    # seed 1 alone: b is above a; c shares no seed with either
+    assert agreeing_pairs(ours, {"a": 1.0, "b": 2.0, "c": 3.0}) == (1, 1)

@@ -1,5 +1,6 @@
 """The generated pages hold everything that the code has."""
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 import pytest
@@ -7,6 +8,14 @@ import pytest
 from diffwindow.notation import KINDS, OPTIONS
 from diffwindow.training.config import TrainConfig
 from website import generate
+
+REFERENCE = Path(generate.__file__).parents[1] / "docs/reference"
+
+
+def test_the_committed_pages_are_those_of_the_code():
+    for name, text in generate.reference_pages().items():
+        committed = (REFERENCE / name).read_text(encoding="utf-8")
+        assert committed == text, f"{name} is older than the code: python -m website.generate"
 
 
 def test_every_setting_has_a_row_with_its_default():

@@ -29,6 +29,16 @@ class RelativeAttention(StackedAttention):
         self.size = size
         self.key_table = nn.Parameter(torch.empty(2 * size + 1, embed_dim // num_heads))
         self.value_table = nn.Parameter(torch.empty(2 * size + 1, embed_dim // num_heads))
+        self._reset_tables()
+
+    def reset_parameters(self) -> None:
+        """Initialise: Xavier-uniform weights and tables, zero biases."""
+        super().reset_parameters()
+        # not there yet in the constructor of the base class
+        if "value_table" in self._parameters:
+            self._reset_tables()
+
+    def _reset_tables(self) -> None:
         nn.init.xavier_uniform_(self.key_table)
         nn.init.xavier_uniform_(self.value_table)
 
@@ -75,6 +85,10 @@ class Pointer(nn.Module):
         self.num_heads = num_heads
         self.hidden = nn.Linear(embed_dim, embed_dim, bias=False)
         self.output = nn.Linear(embed_dim, num_pointers * num_heads, bias=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Initialise: Xavier-uniform weights."""
         nn.init.xavier_uniform_(self.hidden.weight)
         nn.init.xavier_uniform_(self.output.weight)
 
@@ -98,6 +112,13 @@ class GaussianAttention(StackedAttention):
         super().__init__(embed_dim, num_heads, dropout=dropout)
         self.size = size
         self.pointer = Pointer(embed_dim, num_heads)
+
+    def reset_parameters(self) -> None:
+        """Initialise: Xavier-uniform weights, zero biases."""
+        super().reset_parameters()
+        # not there yet in the constructor of the base class
+        if "pointer" in self._modules:
+            self.pointer.reset_parameters()
 
     def maps(
         self,

@@ -28,7 +28,7 @@ OPTIONS = {
     "Norm": Option("a multiplicative window's weights divided by their sum", "normalize"),
     "Dim": Option("the head width of a window's boundaries", "boundary_dim"),
     "Gate": Option(
-        "a gate per head that starts closed, for adding a multiplicative window to a trained model", "gate"
+        "a gate per head that starts at 0, for adding a multiplicative window to a trained model", "gate"
     ),
     "Dist": Option("relative positions in the scores, clipped at a distance", "relative_size"),
 }
@@ -66,7 +66,7 @@ class Attention:
     normalize: bool = False
 
     def __str__(self) -> str:
-        size = "" if self.size == KINDS[self.kind].size else f"={self.size}"
+        size = "" if self.size in (None, KINDS[self.kind].size) else f"={self.size}"
         segment = {1: "", SEGMENT_SIZE: ",Seg"}.get(self.segment_size, f",Seg={self.segment_size}")
         exact = ",Exact" if self.expectation == "exact" else ""
         norm = ",Norm" if self.normalize else ""

@@ -82,6 +82,20 @@ class GlobalAttention(StackedAttention):
         for name, value in learned.items():
             setattr(self, name, value)
 
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Initialise: Xavier-uniform weights, zero biases, and what the bias of the scores learns."""
+        super().reset_parameters()
+        # not there yet in the constructor of the base class
+        if (score_bias := self.__dict__.get("score_bias")) is None:
+            return
+        for name, fresh in score_bias.learned(self.embed_dim, self.num_heads, self.size).items():
+            own = getattr(self, name)
+            if isinstance(fresh, nn.Module):
+                own.load_state_dict(fresh.state_dict())
+            else:
+                own.copy_(fresh)
+
     def attend(
         self,
         queries: Float[Tensor, "b q queries"],

@@ -10,9 +10,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from diffwindow import functional, ops
+from diffwindow.arguments import check_dropout, check_positive
 from diffwindow.attention.positions import rotate
 from diffwindow.attention.visibility import EVERYTHING, Visibility
 from diffwindow.kernels import few_rows
+from diffwindow.spelling import check_choice
 
 Init = Literal["stacked", "separate"]
 INITS: tuple[str, ...] = get_args(Init)
@@ -59,7 +61,7 @@ class StackedAttention(nn.Module):
     ) -> None:
         super().__init__()
         check_heads(embed_dim, num_heads)
-        ops.check_dropout("dropout", dropout)
+        check_dropout("dropout", dropout)
         self.embed_dim = embed_dim
         self.num_heads = num_heads
         self.dropout = dropout
@@ -86,7 +88,7 @@ class StackedAttention(nn.Module):
         As one matrix its weights are smaller, and windows start wider: √(6 / (d + 9d)) at most for an
         additive window of width d, against √(6 / 2d).
         """
-        ops.check_choice("init", init, INITS)
+        check_choice("init", init, INITS)
         self.init = init
         blocks = [dim * self.num_heads for dim in (*self._query_dims, *self._key_dims)]
         weight = self.in_proj.weight.detach()
@@ -95,7 +97,7 @@ class StackedAttention(nn.Module):
 
     def use_rotary(self, rotary: Rotary) -> None:
         """Turn on rotary positions in self-attention; a head that they turn must have an even width."""
-        ops.check_choice("rotary", rotary, ROTARY)
+        check_choice("rotary", rotary, ROTARY)
         if self.from_queries and rotary != "pointers":
             raise ValueError(
                 f"{self.from_queries} are computed from the queries, which rotary positions would turn by "
@@ -222,7 +224,9 @@ class Kind:
 
 def check_heads(embed_dim: int, num_heads: int) -> None:
     """Raise unless the width divides into heads."""
-    if embed_dim < 1 or num_heads < 1 or embed_dim % num_heads != 0:
+    check_positive("embed_dim", embed_dim)
+    check_positive("num_heads", num_heads)
+    if embed_dim % num_heads != 0:
         raise ValueError(f"embed_dim={embed_dim} is not divisible by num_heads={num_heads}")
 
 

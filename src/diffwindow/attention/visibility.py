@@ -8,13 +8,18 @@ from torch import Tensor
 
 from diffwindow import ops
 
+# A float mask hides with -inf, or with a number that no weight survives: -1e4 (-9,984 in bf16), -1e9, the
+# least of its type.
+HIDING = -9e3
+
 
 def read_masks(
     key_padding_mask: Tensor | None, attn_mask: Tensor | None, shape: tuple[int, int, int, int]
 ) -> tuple[Bool[Tensor, "..."] | None, Float[Tensor, "..."] | None]:
     """Turn the masks of a `torch.nn.MultiheadAttention` call into a mask and a bias as `ops` takes them.
 
-    Boolean masks join to one that broadcasts to `shape`, b h q k. Float masks are added to the scores.
+    What they hide joins to one mask that broadcasts to `shape`, b h q k: the pointers must not see it either.
+    The rest of a float mask is added to the scores.
     """
     batch, heads, queries, keys = shape
     masks = []
@@ -26,10 +31,11 @@ def read_masks(
         masks.append(attn_mask.view(batch, heads, queries, keys) if attn_mask.dim() == 3 else attn_mask)
     visible, bias = None, None
     for mask in masks:
-        if mask.dtype == torch.bool:
-            visible = ~mask if visible is None else visible & ~mask
-        else:
-            bias = mask if bias is None else bias + mask
+        hides = hidden(mask)
+        visible = ~hides if visible is None else visible & ~hides
+        if mask.dtype != torch.bool:
+            added = mask.masked_fill(hides, 0.0)
+            bias = added if bias is None else bias + added
     return visible, bias
 
 
@@ -50,14 +56,14 @@ def first_true(mask: Bool[Tensor, "b n"]) -> Int[Tensor, " b"]:
 
 
 def hidden(mask: Tensor) -> Bool[Tensor, "..."]:
-    """Return where a PyTorch mask hides: where a boolean one is True, or a float one -inf."""
-    return mask if mask.dtype == torch.bool else mask == float("-inf")
+    """Return where a PyTorch mask hides: where a boolean one is True, or a float one at most `HIDING`."""
+    return mask if mask.dtype == torch.bool else mask <= HIDING
 
 
 def _check_mask(name: str, mask: Tensor, shapes: list[tuple[int, ...]]) -> None:
     if mask.dtype != torch.bool and not mask.is_floating_point():
         raise TypeError(f"{name} is {mask.dtype}; pass a boolean mask, True where a query may not look")
-    # number by number: traced sizes are compared by value only so
+    # size by size: a tuple of traced sizes does not compare by value
     if not any(
         mask.dim() == len(shape) and all(mask.shape[i] == n for i, n in enumerate(shape)) for shape in shapes
     ):

@@ -16,12 +16,14 @@ from diffwindow.arguments import (
     check_normalize,
     check_not_nested,
     check_positive,
+    check_segment_size,
     check_tolerance,
 )
 from diffwindow.attention.plain_attention import plain_attention
 from diffwindow.attention.positions import distance_scores
 from diffwindow.attention.stacked_attention import Rotary, StackedAttention, check_heads
 from diffwindow.attention.visibility import EVERYTHING, Visibility, first_visible_key, hidden, read_masks
+from diffwindow.spelling import check_choice
 
 Window = Literal["additive", "multiplicative"]
 WINDOWS: tuple[str, ...] = get_args(Window)
@@ -87,12 +89,12 @@ class WindowAttention(StackedAttention):
         device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        ops.check_choice("window", window, WINDOWS)
-        ops.check_choice("expectation", expectation, EXPECTATIONS)
-        ops.check_choice("impl", impl, ops.IMPLS)
-        ops.check_choice("positions", positions, POSITIONS)
-        ops.check_segment_size(segment_size)
-        check_tolerance(window_tolerance)
+        check_choice("window", window, WINDOWS)
+        check_choice("expectation", expectation, EXPECTATIONS)
+        check_choice("impl", impl, ops.IMPLS)
+        check_choice("positions", positions, POSITIONS)
+        check_segment_size(segment_size)
+        check_tolerance("window_tolerance", window_tolerance)
         check_normalize(normalize, additive=window == "additive")
         check_heads(embed_dim, num_heads)
         head_dim = embed_dim // num_heads
@@ -116,6 +118,7 @@ class WindowAttention(StackedAttention):
         rows = None if relative_size is None else torch.empty(2 * relative_size + 1, head_dim)
         self.key_table = None if rows is None else nn.Parameter(nn.init.xavier_uniform_(rows))
         self.window = window
+        self.kind = "AW" if window == "additive" else "MW"
         self.segment_size = segment_size
         self.expectation: Expectation = expectation
         self.window_tolerance = window_tolerance
@@ -128,7 +131,7 @@ class WindowAttention(StackedAttention):
         self.to(device=device, dtype=dtype)
 
     def reset_parameters(self) -> None:
-        """Initialise: Xavier-uniform weights, zero biases, a closed gate."""
+        """Initialise: Xavier-uniform weights, zero biases and gate."""
         super().reset_parameters()
         # not there yet in the constructor of the base class
         if (gate := self._parameters.get("gate")) is not None:
@@ -166,6 +169,7 @@ class WindowAttention(StackedAttention):
         queries, keys = self._project(query, key, value, key_padding_mask)
         weights = None
         if need_weights:
+            self._show_watcher(queries, keys, visibility)
             # dropout commutes with a multiplicative window
             used = F.dropout(self.maps(queries, keys, visibility).weights, self._active_dropout())
             v = self.key_heads(keys)[-1]
@@ -208,8 +212,7 @@ class WindowAttention(StackedAttention):
         visibility: Visibility = EVERYTHING,
     ) -> Float[Tensor, "b q d"]:
         """Attend with projected queries and keys, to what `visibility` shows."""
-        if self.watcher is not None:
-            self.watcher(self, queries, keys, visibility)
+        self._show_watcher(queries, keys, visibility)
         q, q_left, q_right, *q_local = self.query_heads(queries)
         k, k_left, k_right, *k_local, v = self.key_heads(keys)
         visibility = self._with_distances(visibility, q, keys.shape[1])
@@ -234,6 +237,10 @@ class WindowAttention(StackedAttention):
             plain = plain_attention(q, k, v, visibility, dropout_p=self._active_dropout())
             heads = mix_heads(plain, heads, self.gate)
         return self._merge_heads(heads)
+
+    def _show_watcher(self, queries: Tensor, keys: Tensor, visibility: Visibility) -> None:
+        if self.watcher is not None:
+            self.watcher(self, queries, keys, visibility)
 
     def maps(
         self,

@@ -74,12 +74,16 @@ def demo(
     write_json(
         out / "demo.json",
         {
-            **{"seed": seed, "layers": LAYERS, "updates": updates, "rows": rows},
+            "seed": seed,
+            "layers": LAYERS,
+            "updates": updates,
+            "rows": rows,
             "table": [asdict(row) for row in table],
         },
     )
     print("\n".join(_lines(table, first.metrics["accuracy"]["total"])))
-    print(f"\nfigure: {figure}\n  {sentence}")
+    print(f"\nfigure: {figure}")
+    print(textwrap.fill(sentence, WIDTH, initial_indent="  ", subsequent_indent="  "))
     print(f"figures of the table: {out / 'demo.json'}\nruns: {', '.join(map(str, runs))}")
     print(f"{time.monotonic() - started:.0f} s")
 
@@ -178,7 +182,7 @@ def _lines(table: list[Row], sentences: int) -> list[str]:
         f"p: McNemar's exact test against {table[0].attention}. {', '.join(counts)}: accuracy with that many "
         "nouns of the other number between subject and verb.",
         f"Attention of the verb's place that falls on the subject phrase and what follows it: {inside}; "
-        f"looking everywhere alike has {table[0].chance:.2f}.",
+        f"uniform attention has {table[0].chance:.2f}.",
     ]
     wrapped = [line for note in notes for line in textwrap.wrap(note, WIDTH)]
     return [*textwrap.wrap(_shown(table, sentences), WIDTH), "", *printed, "", *wrapped]

@@ -122,15 +122,11 @@ def _evaluate_runs(
     from diffwindow.sharing import sharing
     from diffwindow.training.distributed import connected
 
-    def prepare(folder: Path, stage: str) -> tuple[Trained, Callable[[], Evaluation]]:
+    def prepare(folder: Path) -> tuple[Trained, Callable[[], Evaluation]]:
         trained, search = open_run(folder)
         # each run reads new files with its own tokenizer; a store has one tokenizer
         own = store if store is not None else stack.enter_context(new_store(trained, files, split))
-
-        def report(done: int, total: int) -> None:
-            progress(stage, done / total)
-
-        return trained, partial(evaluate_task, trained, trained.task(own), split, search, progress=report)
+        return trained, partial(evaluate_task, trained, trained.task(own), split, search, progress=progress)
 
     with (
         interruptible("nothing was scored"),
@@ -145,8 +141,8 @@ def _evaluate_runs(
             if store is not None:
                 # hashed here, so that damaged files stop all processes
                 store.split(split)
-            trained, score = prepare(run, "translating")
-            second = prepare(against, "translating the other") if against else None
+            trained, score = prepare(run)
+            second = prepare(against) if against else None
         evaluation = score()
         report: dict[str, Any] = {
             "run": str(run),

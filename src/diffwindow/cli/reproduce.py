@@ -144,7 +144,7 @@ def _tell(text: str) -> None:
 
 def _list() -> None:
     """Print each table: its columns, their data, its rows, and what one seed costs at each scale."""
-    from diffwindow.reproduce.cost import cost, spoken
+    from diffwindow.reproduce.cost import cost, format_hours
     from diffwindow.reproduce.scales import SCALES, SMOKE
     from diffwindow.reproduce.tables import TABLES
 
@@ -161,6 +161,6 @@ def _list() -> None:
                 core, gpu = sum(one.core_hours for one in costs), sum(one.gpu_hours for one in costs)
                 print(
                     f"    {scale.name:5} {experiment.store_name}: {len(costs)} rows of {costs[0].updates:,} "
-                    f"updates; one seed takes {spoken(core)} on a core or {spoken(gpu)} on a GPU"
+                    f"updates; one seed takes {format_hours(core)} on a core or {format_hours(gpu)} on a GPU"
                 )
         print("  rows " + "; ".join(row.key for row in table.rows))

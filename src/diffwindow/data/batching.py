@@ -1,4 +1,4 @@
-"""Which rows go together in a batch: by tokens and length, sharded, shuffled, resumable at any batch.
+"""Which rows go together in a batch: by tokens and length, shuffled, resumable at any batch.
 
 A sampler's state is three integers. The batches of an epoch are a function of (lengths, settings, seed,
 epoch), so a resumed run sees exactly the batches that an uninterrupted one would have seen.
@@ -28,17 +28,11 @@ _PIECE = 1 << 20
 
 @dataclass
 class _Cursor:
-    """The position of a sampler: seed, epoch and cursor, and its share of the processes."""
+    """The position of a sampler: the batches of an epoch that it has yielded."""
 
     seed: int
-    rank: int
-    world_size: int
     epoch: int = 0
     cursor: int = 0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.rank < self.world_size:
-            raise ValueError(f"rank={self.rank} is not below world_size={self.world_size}")
 
     def state(self) -> dict[str, int]:
         return {"seed": self.seed, "epoch": self.epoch, "cursor": self.cursor}
@@ -51,16 +45,12 @@ class _Cursor:
     def generator(self) -> np.random.Generator:
         return np.random.Generator(np.random.PCG64([self.seed, self.epoch]))
 
-    def steps(self, batches: int, *, even: bool) -> int:
-        """Count this rank's batches; `even` repeats the first few so that all ranks take as many steps."""
-        return -(-batches // self.world_size) if even else len(range(self.rank, batches, self.world_size))
-
-    def walk(self, batches: int, *, even: bool) -> Iterator[int]:
-        """Yield this rank's batch numbers from the cursor to the end of the epoch, then start the next."""
-        for step in range(self.cursor, self.steps(batches, even=even)):
+    def walk(self, batches: int) -> Iterator[int]:
+        """Yield the batch numbers from the cursor to the end of the epoch, then start the next."""
+        for number in range(self.cursor, batches):
             # advanced before the batch is yielded: a state taken during its update counts it as seen
-            self.cursor = step + 1
-            yield (step * self.world_size + self.rank) % batches
+            self.cursor = number + 1
+            yield number
         self.epoch, self.cursor = self.epoch + 1, 0
 
 
@@ -81,11 +71,8 @@ class TokenBatches:
         *,
         max_tokens: int,
         seed: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
         max_rows: int | None = None,
         shuffle: bool = True,
-        even: bool = True,
         too_long: TooLong = "error",
     ) -> None:
         self._fields = [lengths] if isinstance(lengths, np.ndarray) else list(lengths)
@@ -94,8 +81,7 @@ class TokenBatches:
         self._max_tokens = max_tokens
         self._max_rows = max_rows or max_tokens
         self._shuffle = shuffle
-        self._even = even
-        self._position = _Cursor(seed, rank, world_size)
+        self._position = _Cursor(seed)
         self.kept = self._fitting(too_long)
         self._plan: tuple[int, int, NDArray[np.uint32], NDArray[np.int64]] | None = None
 
@@ -126,13 +112,13 @@ class TokenBatches:
         self._position.load(state)
 
     def __len__(self) -> int:
-        return self._position.steps(len(self._planned()[1]) - 1, even=self._even)
+        return len(self._planned()[1]) - 1
 
     def __iter__(self) -> Iterator[NDArray[np.int64]]:
         order, edges = self._planned()
         batches = len(edges) - 1
         sequence = self._position.generator().permutation(batches) if self._shuffle else np.arange(batches)
-        for number in self._position.walk(batches, even=self._even):
+        for number in self._position.walk(batches):
             batch = sequence[number]
             yield order[edges[batch] : edges[batch + 1]].astype(np.int64)
 
@@ -193,47 +179,6 @@ class TokenBatches:
             fits = widths * counts[: len(widths)] <= self._max_tokens
             edges.append(start + (len(widths) if fits[-1] else int(np.argmin(fits))))
         return np.array(edges, np.int64)
-
-
-class BlockBatches:
-    """Start positions of batches of contiguous blocks of a token stream (WikiText)."""
-
-    def __init__(
-        self,
-        num_tokens: int,
-        *,
-        block_size: int,
-        batch_size: int,
-        seed: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
-        shuffle: bool = True,
-        even: bool = True,
-    ) -> None:
-        self._starts = np.arange(0, num_tokens, block_size)
-        self._batch_size = batch_size
-        self._shuffle = shuffle
-        self._even = even
-        self._position = _Cursor(seed, rank, world_size)
-
-    def state(self) -> dict[str, int]:
-        """Return the state after the last batch."""
-        return self._position.state()
-
-    def load_state(self, state: dict[str, int]) -> None:
-        """Continue from a state, with the batch after it."""
-        self._position.load(state)
-
-    def _batches(self) -> int:
-        return -(-len(self._starts) // self._batch_size)
-
-    def __len__(self) -> int:
-        return self._position.steps(self._batches(), even=self._even)
-
-    def __iter__(self) -> Iterator[NDArray[Any]]:
-        starts = self._position.generator().permutation(self._starts) if self._shuffle else self._starts
-        for number in self._position.walk(self._batches(), even=self._even):
-            yield starts[number * self._batch_size : (number + 1) * self._batch_size]
 
 
 def collate(split: Split, indices: NDArray[np.integer]) -> dict[str, torch.Tensor]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from diffwindow.data.recipe import Corpus, HubRow
 from diffwindow.extras import require
+from diffwindow.files import replacing
 
 Load = Callable[[str, str | None, str], Iterable[HubRow]]
 
@@ -48,15 +48,11 @@ def download(corpus: Corpus, root: Path, *, load: Load = hub_rows) -> dict[str, 
 
 def _write(lines: Iterable[str], path: Path, header: str | None) -> int:
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".partial")
     rows = 0
-    with temporary.open("w", encoding="utf-8", newline="\n") as out:
+    with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as out:
         if header:
             out.write(header + "\n")
         for line in lines:
             out.write(line + "\n")
             rows += 1
-        out.flush()
-        os.fsync(out.fileno())
-    temporary.replace(path)
     return rows

@@ -89,10 +89,10 @@ class Tokenizer:
             raise OSError(f"cannot read the tokenizer {path}: {error.strerror}") from error
         except Exception as error:  # the library raises bare Exception on a damaged file
             raise ValueError(f"{path} is not a tokenizer file: {error}") from error
-        found = tuple(backend.id_to_token(index) for index in range(len(SPECIAL_TOKENS)))
-        if scheme not in _KINDS or found != SPECIAL_TOKENS:
+        tokens = tuple(backend.id_to_token(index) for index in range(len(SPECIAL_TOKENS)))
+        if scheme not in _KINDS or tokens != SPECIAL_TOKENS:
             raise ValueError(
-                f"{path} was not made by diffwindow: it splits by {scheme} and its first ids are {found}"
+                f"{path} was not made by diffwindow: it splits by {scheme} and its first ids are {tokens}"
             )
         largest, size = max(backend.get_vocab().values()), backend.get_vocab_size()
         if largest >= size:

@@ -15,10 +15,10 @@ from diffwindow.special_tokens import PAD
 
 R = TypeVar("R")
 # (sequences done, sequences in all)
-Progress = Callable[[int, int], None]
+ReportDone = Callable[[int, int], None]
 
 
-def no_progress(done: int, total: int) -> None:
+def report_nothing(done: int, total: int) -> None:
     """Show no progress."""
 
 
@@ -27,7 +27,7 @@ def in_batches(
     work: Callable[[list[int]], Sequence[R]],
     *,
     max_tokens: int,
-    progress: Progress = no_progress,
+    progress: ReportDone = report_nothing,
 ) -> list[R]:
     """Call `work` on the indices of similar lengths together; return a result per index, in order.
 
@@ -46,7 +46,7 @@ def by_batch(
     work: Callable[[NDArray[np.int64]], R],
     *,
     max_tokens: int,
-    progress: Progress = no_progress,
+    progress: ReportDone = report_nothing,
 ) -> list[tuple[NDArray[np.int64], R]]:
     """Call `work` on the indices of each batch, shortest first; return the indices and the result of each.
 

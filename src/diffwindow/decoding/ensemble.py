@@ -1,5 +1,6 @@
 """Ensemble: several translators of one vocabulary that decode as one."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -57,4 +58,4 @@ def mean_log_probs(log_probs: Sequence[Float[Tensor, "*shape"]]) -> Float[Tensor
     tensor([0.4000])
     """
     stacked = at_least_fp32(torch.stack(list(log_probs)))
-    return stacked.logsumexp(0) - torch.tensor(float(len(log_probs))).log().to(stacked.device)
+    return stacked.logsumexp(0) - math.log(len(log_probs))

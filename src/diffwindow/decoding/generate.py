@@ -9,8 +9,8 @@ from diffwindow.decoding.beam import greedy_search
 from diffwindow.decoding.sampling import sample
 from diffwindow.decoding.search import FREE, Constraints
 from diffwindow.decoding.search_start import continuation_start
+from diffwindow.models.eval_mode import evaluating
 from diffwindow.models.language_model import LanguageModel
-from diffwindow.models.pretrained import evaluating
 from diffwindow.special_tokens import BOS, EOS
 
 # all samples are drawn together, and memory grows with their length
@@ -62,9 +62,9 @@ def continuations(
             model, torch.tensor([[opening, *ids]], device=device), limit=sampling.max_tokens
         )
         if sampling.temperature == 0:
-            found = greedy_search(model, start, constraints=sampling.constraints)
+            hypotheses = greedy_search(model, start, constraints=sampling.constraints)
         else:
-            (found,) = sample(
+            (hypotheses,) = sample(
                 model,
                 start,
                 seed=sampling.seed,
@@ -74,4 +74,4 @@ def continuations(
                 top_p=sampling.top_p,
                 constraints=sampling.constraints,
             )
-    return [after(tokenizer.decode([*ids, *hypothesis.tokens])) for hypothesis in found]
+    return [after(tokenizer.decode([*ids, *hypothesis.tokens])) for hypothesis in hypotheses]

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from diffwindow.data.tokenizer import Tokenizer, moses_detokenizer, moses_tokenizer
-from diffwindow.decoding.batches import Progress, in_batches, no_progress, padded
+from diffwindow.decoding.batches import ReportDone, in_batches, padded, report_nothing
 from diffwindow.decoding.beam import beam_search
 from diffwindow.decoding.ensemble import Ensemble
 from diffwindow.decoding.sampling import sample
 from diffwindow.decoding.search import FREE, Constraints, Hypothesis, normalized
 from diffwindow.decoding.search_start import translation_start
-from diffwindow.models.pretrained import evaluating
+from diffwindow.models.eval_mode import evaluating
 from diffwindow.models.translator import Translator
 from diffwindow.special_tokens import EOS
 
@@ -78,7 +78,7 @@ def translate(
     sources: Sequence[Sequence[int]],
     search: Search,
     *,
-    progress: Progress = no_progress,
+    progress: ReportDone = report_nothing,
 ) -> list[list[Output]]:
     """Return the best translations of each source, best first; sources are ids without begin or end."""
     pieces = [_pieces(source, tokenizer, search.max_length) for source in sources]
@@ -100,14 +100,14 @@ def translate_texts(
     search: Search,
     moses: dict[str, str],
     *,
-    progress: Progress = no_progress,
+    progress: ReportDone = report_nothing,
 ) -> list[list[Output]]:
     """Translate texts, through the Moses tokenizers of the languages that `moses` names."""
     before = moses_tokenizer(moses["source"]) if "source" in moses else str
     after = moses_detokenizer(moses["target"]) if "target" in moses else str
     sources = tokenizer.encode_batch([before(text.strip()) for text in texts])
-    found = translate(model, tokenizer, sources, search, progress=progress)
-    return [[replace(one, text=after(one.text)) for one in best] for best in found]
+    outputs = translate(model, tokenizer, sources, search, progress=progress)
+    return [[replace(one, text=after(one.text)) for one in best] for best in outputs]
 
 
 def cut(
@@ -161,7 +161,7 @@ def _decode(
     sources: Sequence[Sequence[int]],
     seeds: Sequence[int],
     search: Search,
-    progress: Progress,
+    progress: ReportDone,
 ) -> list[list[Hypothesis]]:
     """Search in batches of similar length, and return the results in the order of the sources."""
     if not sources:

@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffwindow.data.tokenizer import moses_detokenizer
-from diffwindow.decoding.batches import Progress, no_progress
 from diffwindow.decoding.translate import Search, translate
 from diffwindow.evaluation.windows import as_rows, has_gold_windows, window_fits
 from diffwindow.metrics.accuracy import accuracy, accuracy_by, mcnemar
@@ -17,6 +16,7 @@ from diffwindow.metrics.outcomes import Terms, accuracy_terms
 from diffwindow.metrics.perplexity import word_perplexity
 from diffwindow.models.classifier import Classifier
 from diffwindow.models.translator import Translator
+from diffwindow.progress import SILENT, Progress
 from diffwindow.special_tokens import EOS, UNK
 from diffwindow.tasks.classification import Classification
 from diffwindow.tasks.language_modeling import LanguageModeling
@@ -38,14 +38,14 @@ class Evaluation:
 
 
 def evaluate(
-    trained: Trained, task: AnyTask, split: str, search: Search, *, progress: Progress = no_progress
+    trained: Trained, task: AnyTask, split: str, search: Search, *, progress: Progress = SILENT
 ) -> Evaluation:
     """Evaluate a model on a split of its task's store."""
     if isinstance(task, Translation):
         return _translation(trained, task, split, search, progress)
     if isinstance(task, Classification):
-        return _classification(trained, task, split)
-    return _language(trained, task, split)
+        return _classification(trained, task, split, progress)
+    return _language(trained, task, split, progress)
 
 
 def _translation(
@@ -54,17 +54,23 @@ def _translation(
     rows, tokenizer = task.store.split(split), task.store.tokenizer
     sources = [rows.sequences["source"][index][:-1].tolist() for index in range(len(rows))]
     targets = [rows.sequences["target"][index] for index in range(len(rows))]
-    found = translate(cast(Translator, trained.model), tokenizer, sources, search, progress=progress)
+    outputs = translate(
+        cast(Translator, trained.model),
+        tokenizer,
+        sources,
+        search,
+        progress=lambda done, total: progress("translating", done / total),
+    )
     language, moses = trained.record.languages.get("target"), trained.moses.get("target")
     plain: Callable[[str], str] = moses_detokenizer(moses) if moses else str
-    hypotheses = [plain(best[0].text) for best in found]
+    hypotheses = [plain(best[0].text) for best in outputs]
     references = [plain(tokenizer.decode(target.tolist())) for target in targets]
-    quick = task.validate(trained.model, split)
+    quick = task.validate(trained.model, split, progress=progress)
     metrics = {
         **score_texts(hypotheses, references, language=language),
         "perplexity_by_token": quick["perplexity"],
         "sentences": len(hypotheses),
-        "in_pieces": sum(best[0].pieces > 1 for best in found),
+        "in_pieces": sum(best[0].pieces > 1 for best in outputs),
         # words that the vocabulary does not have are not in the references either: scores are then too high
         "unknown_in_references": sum(int((target == UNK).sum()) for target in targets),
     }
@@ -81,12 +87,13 @@ def score_texts(
     return {**{name: asdict(score) for name, score in scores.items()}, **unknown}
 
 
-def _classification(trained: Trained, task: Classification, split: str) -> Evaluation:
-    found, columns = task.predict(trained.model, split), task.store.split(split).columns
-    right = found.labels == task.gold(split)
+def _classification(trained: Trained, task: Classification, split: str, progress: Progress) -> Evaluation:
+    predictions = task.predict(trained.model, split, progress=progress)
+    columns = task.store.split(split).columns
+    right = predictions.labels == task.gold(split)
     metrics: dict[str, Any] = {
         "accuracy": asdict(accuracy(int(right.sum()), len(right))),
-        "loss": float(found.nll.mean()),
+        "loss": float(predictions.nll.mean()),
     }
     if task.store.manifest["settings"].get("labels"):
         gold, names = task.gold(split), task.store.labels
@@ -117,8 +124,8 @@ def _by_size(right: NDArray[np.bool_], sizes: NDArray[np.integer]) -> dict[str, 
     }
 
 
-def _language(trained: Trained, task: LanguageModeling, split: str) -> Evaluation:
-    by_row, tokens_by_row = task.nll(trained.model, split)
+def _language(trained: Trained, task: LanguageModeling, split: str, progress: Progress) -> Evaluation:
+    by_row, tokens_by_row = task.nll(trained.model, split, progress=progress)
     nll, tokens = float(by_row.sum()), int(tokens_by_row.sum())
     words, stream = task.words(split), task.store.split(split).stream("text")
     metrics = {
@@ -143,12 +150,12 @@ def compare(first: Evaluation, second: Evaluation, *, samples: int = 1000) -> di
     if first.references != second.references:
         raise ValueError("the two runs have different references; evaluate them on one corpus")
     if first.hypotheses:
-        found = paired_bootstrap(
+        comparisons = paired_bootstrap(
             first.hypotheses, second.hypotheses, first.references, language=first.language, samples=samples
         )
         return {
             one.metric: {"difference": one.value - one.other, "p": one.p, "signature": one.signature}
-            for one in found
+            for one in comparisons
         }
     if first.right is not None and second.right is not None:
         difference = float(first.right.mean() - second.right.mean())

@@ -46,10 +46,10 @@ class NewFiles:
         if missing := next((path for path in self.paths if not path.exists()), None):
             raise ValueError(f"there is no file {missing}")
         if self.raw:
-            whole = recipe_of(trained.record.corpus, self.raw)
-            if split not in whole.splits:
-                raise ValueError(f"{self.raw} has no split {split!r}; it has {', '.join(whole.splits)}")
-            recipe = replace(whole, splits={split: whole.splits[split]})
+            corpus = recipe_of(trained.record.corpus, self.raw)
+            if split not in corpus.splits:
+                raise ValueError(f"{self.raw} has no split {split!r}; it has {', '.join(corpus.splits)}")
+            recipe = replace(corpus, splits={split: corpus.splits[split]})
         elif self.source and self.reference:
             recipe = self._recipe("translation", two_files(self.source, self.reference))
         elif self.labels:

@@ -12,7 +12,7 @@ from diffwindow.data.store import Store
 from diffwindow.figures.attention_maps import Panel
 from diffwindow.metrics.window_overlap import gold_windows, inside, soft_overlap
 from diffwindow.models.classifier import Classifier
-from diffwindow.models.pretrained import evaluating
+from diffwindow.models.eval_mode import evaluating
 from diffwindow.ops import WindowMaps
 from diffwindow.special_tokens import PAD
 from diffwindow.tasks.classification import Classification, ClassificationBatch
@@ -61,7 +61,9 @@ def window_fits(task: Classification, model: Classifier, split: str) -> list[Win
         return [_measure(maps, verbs[rows], gold, real) for maps in model.attention_maps(batch.tokens)["Enc"]]
 
     with evaluating(model) as device:
-        batches = [found for _, found in sweep(task, split, device, measure, max_tokens=task.valid_tokens)]
+        batches = [
+            measured for _, measured in sweep(task, split, device, measure, max_tokens=task.valid_tokens)
+        ]
     return [_fit(number, list(layer)) for number, layer in enumerate(zip(*batches, strict=True), 1)]
 
 

@@ -8,12 +8,11 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from diffwindow.attention.visibility import hidden
+
 IMPLEMENTATION = "diffwindow"
-# The name of an AddedWindow in its attention module.
+# The name of an WindowAdapter in its attention module.
 CHILD = "added_window"
-# What a float mask adds to hide a key is -inf or the least value of some half or single precision, perhaps
-# with a bias; all of them lie below this.
-HIDING = torch.finfo(torch.float16).min / 2
 # Arguments of the interface that change the scores in ways that windows do not know.
 UNSUPPORTED = ("softcap", "s_aux", "cache")
 
@@ -96,6 +95,6 @@ def _mask_and_bias(
             f"the mask of each query is {attention_mask.dtype}; pass booleans, True where it may look, or "
             "floats to add to the scores"
         )
-    visible = attention_mask > HIDING
-    added = attention_mask.masked_fill(~visible, 0.0)
-    return visible, added if position_bias is None else added + position_bias
+    hides = hidden(attention_mask)
+    added = attention_mask.masked_fill(hides, 0.0)
+    return ~hides, added if position_bias is None else added + position_bias

@@ -4,6 +4,7 @@
 `AutoModelForSeq2SeqLM`, `AutoModelForCausalLM` or `AutoModelForSequenceClassification` loads.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +33,18 @@ from transformers.modeling_outputs import (
 from diffwindow.attention.visibility import EVERYTHING, Visibility, first_true, padded_visibility
 from diffwindow.hf.auto_configs import ClassifierAutoConfig, LanguageModelAutoConfig, TranslatorAutoConfig
 from diffwindow.hf.layer_cache import LayerCache, layer_caches
-from diffwindow.models.build import MODELS, Model, read_config
+from diffwindow.models.build import Model, build_model, read_config
 from diffwindow.models.translator import Translator
 from diffwindow.special_tokens import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
 
 # What is put around a text: a translator reads sources with their end, a language model begins.
 TEMPLATES = {"translator": "$A </s>", "language_model": "<s> $A", "classifier": "$A"}
 IGNORED = -100
+# What transformers may pass that would change the outputs; what it passes beside these does not.
+UNSUPPORTED = (
+    *("inputs_embeds", "position_ids"),
+    *("decoder_inputs_embeds", "decoder_position_ids", "decoder_attention_mask"),
+)
 
 
 class _Wrapped(PreTrainedModel):
@@ -50,7 +56,7 @@ class _Wrapped(PreTrainedModel):
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         settings = read_config(config.settings)
-        self.model: Any = MODELS[settings.model](settings)  # type: ignore[arg-type]
+        self.model: Any = build_model(settings)
         self.post_init()
         if self.can_generate():
             # our own search never proposes these
@@ -58,6 +64,11 @@ class _Wrapped(PreTrainedModel):
 
     def _init_weights(self, module: nn.Module) -> None:
         """Leave the weights as our own models initialise them."""
+
+    def _refuse_unsupported(self, others: Mapping[str, Any]) -> None:
+        for name in UNSUPPORTED:
+            if others.get(name) is not None:
+                raise ValueError(f"{type(self).__name__} does not take {name}; leave it out")
 
     # called by `generate` with a static cache, with more arguments than are of use here
     def create_masks_for_generate(self, *, attention_mask: Tensor | None, **_: Any) -> Tensor | None:
@@ -85,9 +96,10 @@ class TranslatorForSeq2SeqLM(_Wrapped, GenerationMixin):
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
-        **_: Any,
+        **others: Any,
     ) -> Seq2SeqLMOutput:
         """Return the logits after each token of `decoder_input_ids`, by default `labels` shifted right."""
+        self._refuse_unsupported(others)
         if decoder_input_ids is None and labels is not None:
             decoder_input_ids = F.pad(labels.masked_fill(labels == IGNORED, PAD)[:, :-1], (1, 0), value=BOS)
         if decoder_input_ids is None:
@@ -146,9 +158,10 @@ class LanguageModelForCausalLM(_Wrapped, GenerationMixin):
         use_cache: bool | None = None,
         logits_to_keep: int = 0,
         num_items_in_batch: Tensor | int | None = None,
-        **_: Any,
+        **others: Any,
     ) -> CausalLMOutputWithPast:
         """Return the logits after each token; `labels` are the tokens themselves, and are shifted here."""
+        self._refuse_unsupported(others)
         if input_ids is None:
             raise ValueError("input_ids is missing")
         if use_cache and past_key_values is None:
@@ -177,9 +190,10 @@ class ClassifierForSequenceClassification(_Wrapped):
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
-        **_: Any,
+        **others: Any,
     ) -> SequenceClassifierOutput:
         """Return the logits of the classes."""
+        self._refuse_unsupported(others)
         logits = self.model(input_ids, _token_mask(attention_mask))
         loss: Any = None if labels is None else F.cross_entropy(logits.float(), labels)
         return SequenceClassifierOutput(loss=loss, logits=logits)

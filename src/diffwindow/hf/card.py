@@ -10,7 +10,7 @@ from torch import nn
 from diffwindow.attention.kinds import WINDOWED
 from diffwindow.files import read_json
 from diffwindow.models.build import Model
-from diffwindow.models.pretrained import in_eval_mode
+from diffwindow.models.eval_mode import in_eval_mode
 from diffwindow.tasks.trained_model import Trained
 from diffwindow.training.run_folder import ORIGIN, Run
 from diffwindow.view.capture import capture

@@ -41,7 +41,7 @@ class Settings(NamedTuple):
         if not isinstance(plan, str):
             raise ModelFileError(f"{path} is damaged: its plan is {plan!r}")
         try:
-            check_tolerance(tolerance)
+            check_tolerance("window_tolerance", tolerance)
         except (TypeError, ValueError) as error:
             raise ModelFileError(f"{path} is damaged: {error}") from None
         return cls(plan, fields["init"], tolerance)

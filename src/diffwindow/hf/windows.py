@@ -12,7 +12,7 @@ from diffwindow.hf.attention import CHILD, IMPLEMENTATION, check_implementation,
 from diffwindow.hf.families import Place, attention_places
 from diffwindow.models import added_windows
 from diffwindow.models.added_windows import Layers, WindowInit, planned, window_plan
-from diffwindow.models.window_adapter import AddedWindow
+from diffwindow.models.window_adapter import WindowAdapter
 from diffwindow.notation import Plan
 
 # The attribute of a model's config that says which windows it has: it is saved with the model.
@@ -59,7 +59,7 @@ def add_windows(
     for (module, name), chosen in planned(plan, slots):
         place = by_module[id(module)]
         _check_segments(place, chosen.segment_size)
-        window = AddedWindow(
+        window = WindowAdapter(
             chosen, place.num_heads, place.head_dim, window_tolerance=window_tolerance, init=init
         )
         built.append((module, name, _like(window, module, model)))
@@ -156,29 +156,29 @@ def windows_of(model: nn.Module) -> WindowTable:
         )
         for name, window in model.named_modules()
         # PEFT keeps a copy of what it trains
-        if isinstance(window, AddedWindow) and "original_module" not in name
+        if isinstance(window, WindowAdapter) and "original_module" not in name
     ]
     for name, module in model.named_modules():
         if isinstance(module, WindowAttention):
             size = sum(p.numel() for p in module.parameters())
             plain = 4 * module.embed_dim * (module.embed_dim + (module.in_proj.bias is not None))
-            rows.append(WindowRow(name, module.window, size - plain, None))
+            rows.append(WindowRow(name, module.kind, size - plain, None))
     record = getattr(getattr(model, "config", None), RECORD, None)
     return WindowTable(tuple(rows), None if rows or record is None else record["plan"])
 
 
-def _windows(model: nn.Module) -> Iterator[tuple[str, nn.Module, AddedWindow]]:
+def _windows(model: nn.Module) -> Iterator[tuple[str, nn.Module, WindowAdapter]]:
     """Yield the name of each attention module with a window, the module, and the window."""
     for name, module in model.named_modules():
         window = getattr(module, CHILD, None)
-        if isinstance(window, AddedWindow):
+        if isinstance(window, WindowAdapter):
             yield name, module, window
 
 
 def check_unwrapped(model: nn.Module) -> None:
     """Raise for a model that PEFT, torch.compile or the like has wrapped: its modules have other names."""
     for name, module in model.named_modules():
-        if isinstance(module, AddedWindow) and not name.endswith(CHILD):
+        if isinstance(module, WindowAdapter) and not name.endswith(CHILD):
             raise ValueError(
                 f"PEFT trains a copy of {name.partition(f'.{CHILD}')[0]}; call merge_and_unload() first"
             )
@@ -216,7 +216,7 @@ def _check_segments(place: Place, segment_size: int) -> None:
         )
 
 
-def _like(window: AddedWindow, module: nn.Module, model: PreTrainedModel) -> AddedWindow:
+def _like(window: WindowAdapter, module: nn.Module, model: PreTrainedModel) -> WindowAdapter:
     """Put a window on the device of its attention module, in its type and mode."""
     weights = [p for p in module.parameters() if p.is_floating_point()]
     like: Any = weights[0] if weights else cast(Any, model)

@@ -1,1 +1,1 @@
-"""Trained models in use: what they see in a text, and a server that shows it."""
+"""Trained models in use: `load`, attention traces, and the server of the live page."""

@@ -13,7 +13,8 @@ from diffwindow.decoding.search_start import length_limits, translation_start
 from diffwindow.evaluation.windows import GOLD_COLUMNS, has_gold_windows
 from diffwindow.files import sha256_of
 from diffwindow.models.classifier import Classifier
-from diffwindow.models.pretrained import TOKENIZER, evaluating
+from diffwindow.models.eval_mode import evaluating
+from diffwindow.models.pretrained import TOKENIZER
 from diffwindow.models.translator import Translator
 from diffwindow.special_tokens import BOS, EOS, PAD
 from diffwindow.tasks.trained_model import Trained

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from diffwindow.data.tokenizer import Tokenizer, moses_tokenizer
-from diffwindow.decoding.batches import Progress, in_batches, no_progress, padded
+from diffwindow.decoding.batches import ReportDone, in_batches, padded, report_nothing
 from diffwindow.decoding.ensemble import Ensemble, mean_log_probs
 from diffwindow.decoding.generate import Sampling, continuations
 from diffwindow.decoding.translate import Output, Search, translate_texts
@@ -19,8 +19,9 @@ from diffwindow.files import sha256_of
 from diffwindow.inference.attention import attention_trace
 from diffwindow.layers.loss import token_log_probs
 from diffwindow.models.classifier import Classifier
+from diffwindow.models.eval_mode import evaluating
 from diffwindow.models.language_model import LanguageModel
-from diffwindow.models.pretrained import TOKENIZER, evaluating
+from diffwindow.models.pretrained import TOKENIZER
 from diffwindow.models.translator import Translator
 from diffwindow.special_tokens import BOS, EOS
 from diffwindow.tasks.trained_model import Trained
@@ -107,13 +108,13 @@ class LoadedModel:
         return self.members[0].tokenizer
 
     def translate(
-        self, texts: Sequence[str], search: Search | None = None, *, progress: Progress = no_progress
+        self, texts: Sequence[str], search: Search | None = None, *, progress: ReportDone = report_nothing
     ) -> list[str]:
         """Return the best translation of each text; an empty text stays empty."""
         return [best[0].text for best in self.translations(texts, search, progress=progress)]
 
     def translations(
-        self, texts: Sequence[str], search: Search | None = None, *, progress: Progress = no_progress
+        self, texts: Sequence[str], search: Search | None = None, *, progress: ReportDone = report_nothing
     ) -> list[list[Output]]:
         """Return the `search.n_best` translations of each text with their scores, best first."""
         model = self._translator("translate")
@@ -122,7 +123,7 @@ class LoadedModel:
             model, self.tokenizer, _texts(texts), search or self.search, moses, progress=progress
         )
 
-    def classify(self, texts: Sequence[str], *, progress: Progress = no_progress) -> list[Prediction]:
+    def classify(self, texts: Sequence[str], *, progress: ReportDone = report_nothing) -> list[Prediction]:
         """Return the label of each text, with the probability of every label."""
         model = self._only(Classifier, "classify")
         limit, names = self.members[0].options.max_length, self.members[0].labels
@@ -136,7 +137,7 @@ class LoadedModel:
             return _by_length([rows], work, progress)
 
     def score(
-        self, texts: Sequence[str | tuple[str, str]], *, progress: Progress = no_progress
+        self, texts: Sequence[str | tuple[str, str]], *, progress: ReportDone = report_nothing
     ) -> list[Score]:
         """Return log p of each text under a language model, or of each (source, target) under a translator.
 
@@ -175,7 +176,7 @@ class LoadedModel:
             raise ValueError("an ensemble has no attention of its own; load one of its models")
         return attention_trace(self.members[0], text, target=target)
 
-    def _score_pairs(self, pairs: Sequence[str | tuple[str, str]], progress: Progress) -> list[Score]:
+    def _score_pairs(self, pairs: Sequence[str | tuple[str, str]], progress: ReportDone) -> list[Score]:
         model = self._translator("score pairs")
         translators = model.translators() if isinstance(model, Ensemble) else [model]
         sources, targets = _pair_columns(pairs)
@@ -266,7 +267,7 @@ def _shifted(rows: Sequence[Sequence[int]], opening: int, device: str) -> tuple[
 
 
 def _by_length(
-    fields: Sequence[Sequence[Sequence[int]]], work: Callable[[list[int]], list[R]], progress: Progress
+    fields: Sequence[Sequence[Sequence[int]]], work: Callable[[list[int]], list[R]], progress: ReportDone
 ) -> list[R]:
     if not fields[0]:
         return []

@@ -153,7 +153,7 @@ def _backward_shapes(grad: Tensor, out: Tensor, rows: Tensor, *arguments: Any) -
 def _padded(call: Call, grads: list[Tensor]) -> tuple[Tensor, ...]:
     """Add empty gradients for the arguments not given.
 
-    The operator returns a fixed number of tensors, because torch can batch it only so.
+    The operator returns a fixed number of tensors; torch can batch it only then.
     """
     return (*grads, *[call.q.new_empty(0) for _ in range(_NUM_DIFFERENTIABLE - len(grads))])
 
@@ -241,7 +241,7 @@ def _empty_rows_like(x: Tensor) -> Tensor:
 
 
 def _register() -> torch.library.Library:
-    """Define both operators; keep what this returns, for they live as long."""
+    """Define both operators; they exist as long as the returned library is kept."""
     names: dict[object, str] = {Tensor: "Tensor", Tensor | None: "Tensor?", float | None: "float?"}
     schema = ", ".join(
         f"{names.get(kind) or cast(type, kind).__name__} {name}"

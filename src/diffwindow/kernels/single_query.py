@@ -30,7 +30,7 @@ def attend(
 
     The kernel compares the shapes itself.
     """
-    if direct.observed() or type(q) is not Tensor or q.dim() != 4 or q.size(2) != 1:
+    if direct.observed() or type(q) is not Tensor or not q.is_cpu or q.dim() != 4 or q.size(2) != 1:
         return None
     if not isinstance(boundaries, Boundaries) or not _served(q.dtype, options):
         return None

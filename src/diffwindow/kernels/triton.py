@@ -1,6 +1,6 @@
 """The Triton backend of `operator`; its kernels are imported, and triton with them, when first called.
 
-With `TRITON_INTERPRET=1` Triton runs the kernels in Python on CPU tensors, slowly: so they are tested.
+With `TRITON_INTERPRET=1` Triton runs the kernels in Python on CPU tensors, slowly; the tests use this.
 """
 
 import functools

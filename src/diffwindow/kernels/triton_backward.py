@@ -471,7 +471,7 @@ def key_kernel(
         totals, base = load_totals(row_totals, head, row_count, rows - first_row, inside)
         grad = Incoming(load_rows(dout, place, rows, seeing, how.value, how), base)
         address = carry_address(carries, head, tile, all_tiles, row_count, rows - first_row, how)
-        # Nobody has been in a tile after the last key, and no causal query in one after itself.
+        # No row stored a carry for a tile after the last key, nor a causal row for a tile after itself.
         been = rows < tl.where(first_key < p.shape.keys, last_row, 0)
         if how.causal:
             been &= rows >= first_key
@@ -487,16 +487,16 @@ def key_kernel(
             sum_local += product(tl.trans(narrow(gradients[1], grad.rows.dtype, how)), queries.local, how)
         sum_left += product(tl.trans(narrow(gradients[2], grad.rows.dtype, how)), queries.left, how)
         sum_right += product(tl.trans(narrow(gradients[3], grad.rows.dtype, how)), queries.right, how)
-    give(dv, place, keys, sum_value, how.value, how, add)
-    give(dk, place, keys, sum_score * p.score.scale, how.score, how, add)
-    give(dk_left, place, keys, sum_left * p.left.scale, how.left, how, add)
-    give(dk_right, place, keys, sum_right * p.right.scale, how.right, how, add)
+    store_or_add(dv, place, keys, sum_value, how.value, how, add)
+    store_or_add(dk, place, keys, sum_score * p.score.scale, how.score, how, add)
+    store_or_add(dk_left, place, keys, sum_left * p.left.scale, how.left, how, add)
+    store_or_add(dk_right, place, keys, sum_right * p.right.scale, how.right, how, add)
     if how.additive:
-        give(dk_local, place, keys, sum_local * p.local.scale, how.local, how, add)
+        store_or_add(dk_local, place, keys, sum_local * p.local.scale, how.local, how, add)
 
 
 @triton.jit
-def give(x, place, keys, values, width: tl.constexpr, how: tl.constexpr, add: tl.constexpr):
+def store_or_add(x, place, keys, values, width: tl.constexpr, how: tl.constexpr, add: tl.constexpr):
     """Store a tile's rows of a gradient, or add to what earlier queries gave."""
     if add:
         values += load_keys(x, place, keys, width, how)

@@ -27,42 +27,31 @@ class Blocks(NamedTuple):
 
 
 # NVIDIA's matrix units do not take fp32; AMD's do. None of these has been tuned.
-_NVIDIA_FP32 = {
-    64: Blocks(Block(32, 32, 8, 1), Block(16, 32, 8, 1), Block(16, 32, 8, 1)),
-    128: Blocks(Block(16, 16, 8, 1), Block(16, 16, 8, 1), Block(16, 16, 8, 1)),
+_NVIDIA = {
+    "fp16": {
+        64: Blocks(Block(64, 32, 4, 2), Block(32, 32, 8, 1), Block(32, 32, 8, 2)),
+        128: Blocks(Block(32, 32, 8, 2), Block(16, 32, 8, 1), Block(16, 32, 8, 1)),
+        256: Blocks(Block(16, 32, 8, 1), Block(16, 16, 8, 1), Block(16, 16, 8, 1)),
+    },
+    "fp32": {
+        64: Blocks(Block(32, 32, 8, 1), Block(16, 32, 8, 1), Block(16, 32, 8, 1)),
+        128: Blocks(Block(16, 16, 8, 1), Block(16, 16, 8, 1), Block(16, 16, 8, 1)),
+    },
 }
-_AMD_FP32 = {
-    64: Blocks(Block(32, 32, 4, 1), Block(16, 32, 4, 1), Block(16, 32, 4, 1)),
-    128: Blocks(Block(16, 16, 4, 1), Block(16, 16, 4, 1), Block(16, 16, 4, 1)),
+_AMD = {
+    "fp16": {
+        64: Blocks(Block(64, 32, 4, 2), Block(32, 32, 4, 1), Block(32, 32, 4, 1)),
+        128: Blocks(Block(32, 32, 4, 1), Block(16, 32, 4, 1), Block(16, 32, 4, 1)),
+        256: Blocks(Block(16, 32, 4, 1), Block(16, 16, 4, 1), Block(16, 16, 4, 1)),
+    },
+    "fp32": {
+        64: Blocks(Block(32, 32, 4, 1), Block(16, 32, 4, 1), Block(16, 32, 4, 1)),
+        128: Blocks(Block(16, 16, 4, 1), Block(16, 16, 4, 1), Block(16, 16, 4, 1)),
+    },
 }
 # By target, type and widest head; the first width that is wide enough counts. What limits the tiles is
 # registers: `triton_report` shows them.
-TABLE: dict[str, dict[str, dict[int, Blocks]]] = {
-    "sm_80": {
-        "fp16": {
-            64: Blocks(Block(64, 32, 4, 2), Block(32, 32, 8, 1), Block(32, 32, 8, 2)),
-            128: Blocks(Block(32, 32, 8, 2), Block(16, 32, 8, 1), Block(16, 32, 8, 1)),
-            256: Blocks(Block(16, 32, 8, 1), Block(16, 16, 8, 1), Block(16, 16, 8, 1)),
-        },
-        "fp32": _NVIDIA_FP32,
-    },
-    "sm_90": {
-        "fp16": {
-            64: Blocks(Block(64, 32, 4, 2), Block(32, 32, 8, 1), Block(32, 32, 8, 2)),
-            128: Blocks(Block(32, 32, 8, 2), Block(16, 32, 8, 1), Block(16, 32, 8, 1)),
-            256: Blocks(Block(16, 32, 8, 1), Block(16, 16, 8, 1), Block(16, 16, 8, 1)),
-        },
-        "fp32": _NVIDIA_FP32,
-    },
-    "gfx942": {
-        "fp16": {
-            64: Blocks(Block(64, 32, 4, 2), Block(32, 32, 4, 1), Block(32, 32, 4, 1)),
-            128: Blocks(Block(32, 32, 4, 1), Block(16, 32, 4, 1), Block(16, 32, 4, 1)),
-            256: Blocks(Block(16, 32, 4, 1), Block(16, 16, 4, 1), Block(16, 16, 4, 1)),
-        },
-        "fp32": _AMD_FP32,
-    },
-}
+TABLE: dict[str, dict[str, dict[int, Blocks]]] = {"sm_80": _NVIDIA, "sm_90": _NVIDIA, "gfx942": _AMD}
 # The widest heads for which 16-bit kernels are known to keep all they work on in registers.
 NO_SPILLS_UP_TO = {"sm_80": 128, "sm_90": 128, "gfx942": 256}
 # Small, so that short inputs cross from tile to tile.
@@ -79,12 +68,12 @@ def choose(call: Call) -> Blocks:
     blocks = for_threshold(blocks) if call.threshold > 0 else blocks
     if call.q.shape[2] > 16:
         return blocks
-    # One query, or few: a block of more would be empty, but for what a matrix instruction takes.
+    # for few queries, the smallest block that a matrix instruction takes
     return blocks._replace(forward=blocks.forward._replace(rows=16))
 
 
 def for_threshold(blocks: Blocks) -> Blocks:
-    """Return the blocks for windows with a threshold: to skip tiles or not are both to fit the registers."""
+    """Return blocks for windows with a threshold: both branches, skipping or not, must fit the registers."""
     return blocks._replace(key=blocks.key._replace(rows=16, stages=1))
 
 

@@ -34,7 +34,6 @@ class Target(NamedTuple):
     arch: str | int
     warp: int
     registers: int  # of a lane's 32 bits, in all
-    registers_per_thread: int
     shared: int  # bytes for one program
     shared_in_all: int
     warps: int
@@ -42,10 +41,10 @@ class Target(NamedTuple):
 
 
 TARGETS = {
-    "sm_80": Target("cuda", 80, 32, 65536, 255, 163 * 1024, 164 * 1024, 64, 32),
-    "sm_90": Target("cuda", 90, 32, 65536, 255, 227 * 1024, 228 * 1024, 64, 32),
+    "sm_80": Target("cuda", 80, 32, 65536, 163 * 1024, 164 * 1024, 64, 32),
+    "sm_90": Target("cuda", 90, 32, 65536, 227 * 1024, 228 * 1024, 64, 32),
     # Four SIMDs of 512 registers per lane; vector and accumulation registers are one file.
-    "gfx942": Target("hip", "gfx942", 64, 4 * 512 * 64, 512, 64 * 1024, 64 * 1024, 32, 32),
+    "gfx942": Target("hip", "gfx942", 64, 4 * 512 * 64, 64 * 1024, 64 * 1024, 32, 32),
 }
 
 

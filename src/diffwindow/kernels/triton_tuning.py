@@ -28,7 +28,7 @@ def tuned(name: str, call: Call, run: Callable[[Blocks], None]) -> Blocks:
         if call.q.is_cuda and torch.cuda.is_current_stream_capturing():
             return default
         with torch.cuda.device_of(call.q):
-            times = {blocks: seconds(run, blocks) for blocks in candidates(name, default)}
+            times = {blocks: milliseconds(run, blocks) for blocks in candidates(name, default)}
         _fastest[key] = min(times, key=lambda blocks: times[blocks])
     return _fastest[key]
 
@@ -66,7 +66,7 @@ def _scaled(block: Block, rows: int, keys: int, warps: int) -> Block:
     return Block(rows * block.rows, keys * block.keys, warps, block.stages)
 
 
-def seconds(run: Callable[[Blocks], None], blocks: Blocks) -> float:
+def milliseconds(run: Callable[[Blocks], None], blocks: Blocks) -> float:
     """Time a call; blocks that do not fit the GPU take forever."""
     from triton.runtime.errors import OutOfResources, PTXASError
     from triton.testing import do_bench

@@ -1,1 +1,1 @@
-"""The other layers of a Transformer: embedding, positions, residual blocks and the loss."""
+"""The other layers of a Transformer: embedding, residual blocks and the loss."""

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from diffwindow.special_tokens import PAD
 
@@ -101,7 +102,9 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         ctx.mark_non_differentiable(nll)
         return total, nll
 
+    # the gradients are saved without a graph: a second derivative is an error, not a wrong number
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad_total: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         grads = (None if grad is None else grad * grad_total.to(grad.dtype) for grad in ctx.saved_tensors)
         return (*grads, None, None, None)

@@ -1,7 +1,7 @@
 """The layers of a Transformer: attention and feed-forward in residual blocks, with any attention anywhere."""
 
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal
 
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -15,7 +15,6 @@ from diffwindow.kernels import few_rows
 from diffwindow.notation import Attention
 
 Norm = Literal["post", "pre"]
-NORMS: tuple[str, ...] = get_args(Norm)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from diffwindow.attention.plain_attention import GlobalAttention
 from diffwindow.attention.window_attention import WindowAttention
 from diffwindow.models.pretrained import PretrainedModel
 from diffwindow.notation import KINDS, Attention, Plan, Role, parse
-from diffwindow.ops import check_choice
+from diffwindow.spelling import check_choice
 
 WindowInit = Literal["identity", "paper"]
 WINDOW_INITS: tuple[str, ...] = get_args(WindowInit)
@@ -39,7 +39,7 @@ def add_windows(
     `attention` is a notation; `layers` and `boundary_dim` hold for its terms that do not name their own.
     `window_tolerance` sets all windows to 0 where they are below.
     With `init="identity"` the outputs are those of the plain model: the queries of an additive window's local
-    score start at zero, and a multiplicative window has a gate, which starts closed. `init="paper"` starts as
+    score start at zero, and a multiplicative window has a gate, which starts at 0. `init="paper"` starts as
     the paper does, at random. The model is one of ours, a `torch.nn.MultiheadAttention`, or any module that
     holds layers of `torch.nn.TransformerEncoder` or `torch.nn.TransformerDecoder`.
 
@@ -118,7 +118,7 @@ def window_plan(
         if term.attention.relative_size is not None:
             raise ValueError(f"{term} has relative positions; they cannot be added to a trained model")
         width = term.attention.boundary_dim or boundary_dim
-        # an additive window starts closed by its local score
+        # an additive window starts without effect, by its local score
         gate = term.attention.gate or (init == "identity" and term.attention.kind == "MW")
         chosen = replace(term.attention, boundary_dim=width, gate=gate)
         terms.append(replace(term, attention=chosen, layers=term.layers or layers))

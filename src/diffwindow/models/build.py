@@ -9,7 +9,7 @@ from diffwindow.models.classifier import Classifier
 from diffwindow.models.config import ModelConfig
 from diffwindow.models.language_model import LanguageModel
 from diffwindow.models.translator import Translator
-from diffwindow.ops import check_choice
+from diffwindow.spelling import check_choice
 
 Model = Translator | LanguageModel | Classifier
 MODELS: dict[str, type[Model]] = {

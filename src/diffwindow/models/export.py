@@ -19,7 +19,7 @@ from diffwindow.attention.window_attention import WindowAttention
 from diffwindow.extras import require
 from diffwindow.files import replacing
 from diffwindow.models.decoding_state import DecodingState
-from diffwindow.models.pretrained import in_eval_mode
+from diffwindow.models.eval_mode import in_eval_mode
 from diffwindow.models.translator import Translator
 
 
@@ -98,7 +98,8 @@ def empty_prefix(model: Translator, tokens: Int[Tensor, "s w"]) -> tuple[Float[T
 @torch.no_grad()
 def export(model: Translator) -> Exported:
     """Export both graphs for any number of sentences, hypotheses and tokens."""
-    source, tokens = torch.full((2, 5), 4), torch.full((2, 3), 4)
+    device = model.embedding.weight.device
+    source, tokens = torch.full((2, 5), 4, device=device), torch.full((2, 3), 4, device=device)
     mask = torch.ones_like(source, dtype=torch.bool)
     prefix = tuple(x.new_zeros(2, 3, 4, x.shape[-1]) for x in empty_prefix(model, tokens))
     s, n, w, t = Dim("sentences"), Dim("source_length"), Dim("hypotheses"), Dim("prefix_length")

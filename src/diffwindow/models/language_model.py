@@ -9,7 +9,7 @@ from torch import Tensor
 from diffwindow.attention.key_cache import KeyCache
 from diffwindow.attention.visibility import padded_visibility
 from diffwindow.layers.embedding import TokenEmbedding
-from diffwindow.layers.loss import TokenLoss, token_loss
+from diffwindow.layers.loss import TokenLoss, token_log_probs, token_loss
 from diffwindow.layers.transformer import AttentionBlock
 from diffwindow.models.config import Depth, ModelConfig
 from diffwindow.models.decoding_state import DecodingState
@@ -74,8 +74,7 @@ class LanguageModel(PretrainedModel[LanguageModelConfig]):
         self, tokens: Int[Tensor, "b n"], labels: Int[Tensor, "b n"], mask: Bool[Tensor, "b n"] | None = None
     ) -> Float[Tensor, " b"]:
         """Return −log p of each row's labels."""
-        weight, rows = self.embedding.weight, zip(self.hidden(tokens, mask), labels, strict=True)
-        return torch.stack([token_loss(hidden, weight, row).nll for hidden, row in rows])
+        return -token_log_probs(self.hidden(tokens, mask), self.embedding.weight, labels).sum(-1)
 
     def hidden(
         self, tokens: Int[Tensor, "b n"], mask: Bool[Tensor, "b n"] | None = None

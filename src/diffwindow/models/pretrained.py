@@ -2,8 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
@@ -79,25 +78,6 @@ class PretrainedModel(nn.Module, Generic[C]):
             with replacing(path / TOKENIZER) as temporary:
                 tokenizer.save(str(temporary))
         _write_model(path, self.state_dict(), self.config.model_dump_json(indent=2))
-
-
-@contextmanager
-def in_eval_mode(model: nn.Module) -> Iterator[None]:
-    """Switch dropout off in the context; afterwards each module has its own mode back."""
-    before = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in before:
-            module.training = training
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[str]:
-    """Switch dropout and gradients off in the context, which is given the model's device."""
-    with in_eval_mode(model), torch.no_grad():
-        yield str(next(model.parameters()).device)
 
 
 def average_pretrained(sources: Sequence[Folder], folder: Folder) -> None:

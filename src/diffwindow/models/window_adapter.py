@@ -1,4 +1,4 @@
-"""AddedWindow: a window beside the attention of a foreign model, on its projected queries and keys."""
+"""WindowAdapter: a window beside the attention of a foreign model, on its projected queries and keys."""
 
 import math
 from functools import partial
@@ -58,13 +58,13 @@ class Sample(NamedTuple):
     scale: float | None
 
 
-class AddedWindow(nn.Module):
+class WindowAdapter(nn.Module):
     """A window on projected queries and keys: the child of an attention module, which calls it to attend.
 
     With `init="identity"` it starts as plain attention: the query side of an additive window's local score is
     zero, and the gate of a multiplicative window is closed.
 
-    >>> window = AddedWindow(Attention("AW"), num_heads=2, head_dim=4)
+    >>> window = WindowAdapter(Attention("AW"), num_heads=2, head_dim=4)
     >>> q = k = v = torch.randn(1, 2, 5, 4)
     >>> bool(torch.allclose(window(q, k, v), F.scaled_dot_product_attention(q, k, v), atol=1e-6))
     True
@@ -80,7 +80,7 @@ class AddedWindow(nn.Module):
         init: WindowInit = "identity",
     ) -> None:
         super().__init__()
-        check_tolerance(window_tolerance)
+        check_tolerance("window_tolerance", window_tolerance)
         width = attention.boundary_dim or head_dim
         if width > head_dim:
             raise ValueError(f"{attention} has wider boundaries than the heads, which are {head_dim} wide")
@@ -198,8 +198,8 @@ class AddedWindow(nn.Module):
         )
         if self.gate is None:
             return maps
-        scores = functional.scores(q, k, scale)
-        visible = ops.visible_mask(q, k, attn_mask=attn_mask, is_causal=is_causal)
+        visible = ops.visible_mask(q, k, attn_mask=attn_mask, attn_bias=attn_bias, is_causal=is_causal)
+        scores = functional.scores(q, k, scale, mask=visible)
         plain = functional.masked_softmax(scores if attn_bias is None else scores + attn_bias, visible)
         return maps._replace(weights=mix_heads(plain, maps.weights, self.gate))
 
@@ -247,7 +247,7 @@ def _sample(
     *,
     is_causal: bool,
 ) -> Sample:
-    step = max(1, q.shape[2] // SAMPLED_QUERIES)
+    step = max(1, math.ceil(q.shape[2] / SAMPLED_QUERIES))
     visible = None
     if attn_mask is not None:
         visible = attn_mask.expand(q.shape[0], -1, q.shape[2], k.shape[2])[:1, :, ::step].clone()

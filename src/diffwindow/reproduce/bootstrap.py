@@ -4,10 +4,12 @@ Seeds and examples are crossed: the model of every seed answers the same example
 mean gain is σ²_seeds/S + σ²_examples/n + σ²_both/(S n). A replicate draws the examples anew, the same ones
 for both rows and all seeds. The replicates' variance holds the last two parts and the seeds' variance the
 first and the last; the last is counted once. With few seeds the first part is uncertain, so the interval is
-Student's, with Satterthwaite's degrees of freedom.
+Student's, with Satterthwaite's degrees of freedom; and because those are an approximation, which would hold
+the truth in 88 % of the cases where two seeds differ much, it is never narrower than that over seeds alone.
 
 Assumptions: seeds are draws from one population, and so are examples; both are independent; the mean is
-about normal. One seed says nothing of other seeds: its interval is of the examples alone.
+about normal. The training set is one: another sample of it is not counted. One seed says nothing of other
+seeds: its interval is of the examples alone.
 """
 
 from __future__ import annotations
@@ -72,7 +74,7 @@ def gain_interval(
     total = max(from_seeds + alone, from_examples)
     spread = from_seeds**2 / (seeds - 1) + alone**2 / max(examples - 1, 1)
     degrees = max(total**2 / spread, 1.0) if spread > 0 else float(seeds - 1)
-    reach = student_quantile(degrees) * total**0.5
+    reach = max(student_quantile(degrees) * total**0.5, student_quantile(seeds - 1) * from_seeds**0.5)
     return Interval(float(gains.mean()), reach, from_seeds**0.5, from_examples**0.5, degrees, seeds, examples)
 
 

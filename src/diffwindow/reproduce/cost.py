@@ -63,10 +63,10 @@ def _cost(preset: str, overrides: tuple[str, ...], attention: str, vocab_size: i
     return Cost(train.max_updates, float(OPERATIONS) * parameters * tokens * train.max_updates)
 
 
-def spoken(hours: float) -> str:
+def format_hours(hours: float) -> str:
     """Describe how long something takes, roughly.
 
-    >>> spoken(71.28), spoken(2.06), spoken(0.51), spoken(0.001)
+    >>> format_hours(71.28), format_hours(2.06), format_hours(0.51), format_hours(0.001)
     ('71 hours', '2.1 hours', '31 minutes', 'under a minute')
     """
     minutes = round(60 * hours)

@@ -69,7 +69,7 @@ def _column(table: Table, column: Column, outcomes: Sequence[FinishedJob]) -> Fi
     logs = {row.key: _validations(o.job.folder for o in trained if o.job.row == row) for row in table.rows}
     terms = {
         row.key: {
-            o.job.seed: found for o in done if o.job.row == row if (found := outcomes_of(o.job)) is not None
+            o.job.seed: one for o in done if o.job.row == row if (one := outcomes_of(o.job)) is not None
         }
         for row in table.rows
     }
@@ -79,7 +79,7 @@ def _column(table: Table, column: Column, outcomes: Sequence[FinishedJob]) -> Fi
         | {"learning": _learning(column, logs[row.key]), "outside": _outside(logs[row.key])}
         for row in table.rows
     ]
-    ours = {row["key"]: row["ours"]["mean"] for row in rows if row["ours"]}
+    ours = {row["key"]: row["by_seed"] for row in rows}
     paper = {row.key: row.paper[column.name] for row in table.rows if column.name in row.paper}
     experiment = ended[0].job.experiment
     return {
@@ -166,13 +166,13 @@ def _verdict(gain: Summary | None, interval: Interval | None, paper_gain: float)
 
 def _groups(metrics: Sequence[Result], by: str) -> dict[str, tuple[float, int]]:
     """Return the accuracy in per cent for each group of examples, over all seeds, and the group's size."""
-    found = [one[by] for one in metrics if by in one]
+    groups = [one[by] for one in metrics if by in one]
     return {
         name: (
-            100.0 * sum(one[name]["correct"] for one in found) / sum(one[name]["total"] for one in found),
-            found[0][name]["total"],
+            100.0 * sum(one[name]["correct"] for one in groups) / sum(one[name]["total"] for one in groups),
+            groups[0][name]["total"],
         )
-        for name in (found[0] if found else ())
+        for name in (groups[0] if groups else ())
     }
 
 

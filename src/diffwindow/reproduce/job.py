@@ -46,17 +46,17 @@ def result_of(job: Job) -> Result | None:
     result: Result = read_json(path)
     asked = list(arguments_of(job))
     if result["settings"] != asked:
-        found = " ".join(result["settings"])
-        raise ValueError(f"{path} is of {found!r}, not of {' '.join(asked)!r}; choose another folder")
+        earlier = " ".join(result["settings"])
+        raise ValueError(f"{path} is of {earlier!r}, not of {' '.join(asked)!r}; choose another folder")
     return result
 
 
 def outcomes_of(job: Job) -> Terms | None:
     """Read the outcome of each example of the split; None if the run is older than such files."""
     path = job.folder / OUTCOMES
-    found = load_outcomes(path) if path.is_file() else {}
+    outcomes = load_outcomes(path) if path.is_file() else {}
     # runs from before there were further test sets have one set, without its name
-    return found.get(job.column.split, found.get("terms"))
+    return outcomes.get(job.column.split, outcomes.get("terms"))
 
 
 def arguments_of(job: Job) -> tuple[str, ...]:
@@ -109,8 +109,10 @@ def _run(job: Job) -> Result:
         split: evaluate(trained, task, split, search)
         for split in dict.fromkeys(("valid", job.column.split, *also))
     }
-    metrics = {split: found.metrics for split, found in evaluations.items()}
-    save_outcomes(job.folder / OUTCOMES, {split: found.terms for split, found in evaluations.items()})
+    metrics = {split: evaluation.metrics for split, evaluation in evaluations.items()}
+    save_outcomes(
+        job.folder / OUTCOMES, {split: evaluation.terms for split, evaluation in evaluations.items()}
+    )
     return {
         "label": job.row.label,
         "attention": job.row.attention,
@@ -140,8 +142,8 @@ def figure(column: Column, metrics: Result) -> float:
     """
     if column.metric == "accuracy":
         return 100.0 * float(metrics["accuracy"]["value"])
-    found = metrics[column.metric]
-    return float(found["value"] if isinstance(found, dict) else found)
+    value = metrics[column.metric]
+    return float(value["value"] if isinstance(value, dict) else value)
 
 
 def _speed(folder: Path) -> float | None:

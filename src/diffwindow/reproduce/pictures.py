@@ -10,25 +10,25 @@ from diffwindow.reproduce.findings import Finding
 from diffwindow.reproduce.table import LEARNING, SHOWN
 
 
-def draw_gains(found: Finding, path: Path) -> bool:
+def draw_gains(finding: Finding, path: Path) -> bool:
     """Draw one panel per column with a gain; return whether there was any."""
-    columns = [column for column in found["columns"] if any(row["gain"] for row in column["rows"])]
+    columns = [column for column in finding["columns"] if any(row["gain"] for row in column["rows"])]
     if not columns:
         return False
     one_metric = len({column["metric"] for column in columns}) == 1
-    panels = [_gain_panel(column, found["scale"]) for column in columns]
+    panels = [_gain_panel(column, finding["scale"]) for column in columns]
     save_figure(gain_figure(panels, same_scale=one_metric and len(columns) > COLUMNS), path)
     return True
 
 
-def draw_learning(found: Finding, path: Path) -> bool:
+def draw_learning(finding: Finding, path: Path) -> bool:
     """Draw the validations of one panel per column, means over seeds; return whether there were any."""
-    columns = [column for column in found["columns"] if any(row["learning"] for row in column["rows"])]
+    columns = [column for column in finding["columns"] if any(row["learning"] for row in column["rows"])]
     if not columns:
         return False
     panels = [
         LearningPanel(
-            title=f"{column['title']} ({found['scale']}), validation",
+            title=f"{column['title']} ({finding['scale']}), validation",
             axis=LEARNING[column["metric"]],
             curves={row["label"]: row["learning"] for row in column["rows"]},
             # the first perplexities are far above the rest

@@ -26,31 +26,31 @@ EVALUATED = {"test": "test set", "valid": "validation set, the test set not read
 
 
 def write_report(
-    found: Finding, folder: Path, outcomes: Mapping[str, Mapping[str, Terms]] | None = None
+    finding: Finding, folder: Path, outcomes: Mapping[str, Mapping[str, Terms]] | None = None
 ) -> None:
     """Write the report of a table atomically, and the outcomes of each column beside it."""
     folder.mkdir(parents=True, exist_ok=True)
     for column, by_run in (outcomes or {}).items():
         save_outcomes(folder / f"outcomes-{column}.npz", by_run)
-    write_json(folder / JSON, found)
-    drawn = [name for name, (_, draw) in PICTURES.items() if draw(found, folder / name)]
-    write_atomically(folder / REPORT, markdown(found, pictures=drawn).encode("utf-8"))
+    write_json(folder / JSON, finding)
+    drawn = [name for name, (_, draw) in PICTURES.items() if draw(finding, folder / name)]
+    write_atomically(folder / REPORT, markdown(finding, pictures=drawn).encode("utf-8"))
 
 
-def markdown(found: Finding, *, pictures: Sequence[str] = ()) -> str:
+def markdown(finding: Finding, *, pictures: Sequence[str] = ()) -> str:
     """Return the report's text, with these pictures."""
     parts = [
-        f"# {found['title']}, scale {found['scale']}",
-        found["about"],
-        f"```sh\n{found['command']}\n```",
-        *([_overview(found["columns"])] if len(found["columns"]) > MANY else []),
-        *(text for column in found["columns"] for text in _column(column, found["scale"])),
+        f"# {finding['title']}, scale {finding['scale']}",
+        finding["about"],
+        f"```sh\n{finding['command']}\n```",
+        *([_overview(finding["columns"])] if len(finding["columns"]) > MANY else []),
+        *(text for column in finding["columns"] for text in _column(column, finding["scale"])),
     ]
-    if found["speeds"]:
-        parts.append(_speeds(found["speeds"]))
+    if finding["speeds"]:
+        parts.append(_speeds(finding["speeds"]))
     parts += [f"![{PICTURES[name][0]}]({name})" for name in pictures]
-    if found["problems"]:
-        parts.append("Runs that failed:\n" + "\n".join(f"- {text}" for text in found["problems"]))
+    if finding["problems"]:
+        parts.append("Runs that failed:\n" + "\n".join(f"- {text}" for text in finding["problems"]))
     return "\n\n".join(parts) + "\n"
 
 
@@ -82,14 +82,14 @@ def _column(column: Finding, scale: str) -> list[str]:
         f"## {column['title']}: {name}, {'more' if more_is_better else 'less'} is better",
         f"Corpus `{column['corpus']}`; {_evaluated_on(column['split'])}; {column['model']}; gains are over "
         f"{column['base']}, means of the differences by seed, over the seeds that both have; a gain above 0 "
-        "is better. Intervals are over seeds and test examples; over the examples alone where there is one "
-        "seed.",
+        f"is better. {_about_intervals(column)}",
         f"Settings: `{' '.join(column['settings'])}`",
         _table(heads, lines),
     ]
     if column["pairs"] and column["pairs"][1]:
         texts.append(
-            "In the paper's order: {} of {} pairs of rows (by their means).".format(*column["pairs"])
+            "In the paper's order: {} of {} pairs of rows, by their means over the seeds that both "
+            "have.".format(*column["pairs"])
         )
     texts += [_groups(column, by) for by in GROUPS if any(row["groups"][by] for row in column["rows"])]
     if any(row["windows"] for row in column["rows"]):
@@ -97,6 +97,12 @@ def _column(column: Finding, scale: str) -> list[str]:
     if any(row.get("outside") for row in column["rows"]):
         texts.append(_outside(column))
     return texts
+
+
+def _about_intervals(column: Finding) -> str:
+    if any(row.get("interval") for row in column["rows"]):
+        return "Intervals are over seeds and test examples; over the examples alone where there is one seed."
+    return "The outcomes of single test examples were not kept, so there are no intervals over them."
 
 
 def _evaluated_on(split: str) -> str:
@@ -134,7 +140,7 @@ def _groups(column: Finding, by: str) -> str:
 def _windows(column: Finding) -> str:
     """Show how well the query at the verb's place looks at the subject phrase, in the first layer."""
     heads = ["first layer, at the verb's place", "window's overlap with the right one", "the best head's"]
-    heads += ["share of attention inside", "looking everywhere alike"]
+    heads += ["share of attention inside", "uniform attention"]
     lines = [
         [row["label"], *(_number(row["windows"].get(name)) for name in FITS)]
         for row in column["rows"]

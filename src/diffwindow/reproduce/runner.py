@@ -43,11 +43,11 @@ def _check_store(experiment: Experiment, data: Path) -> None:
     settings = read_manifest(data)["settings"]
     size = experiment.vocab_size or corpus_of(experiment.corpus_name).vocabulary.size
     wanted = (experiment.corpus_name, size, experiment.kept)
-    found = (settings["corpus"], settings["vocabulary"]["size"], settings["variant"].get("kept", 1000))
-    if found != wanted:
+    actual = (settings["corpus"], settings["vocabulary"]["size"], settings["variant"].get("kept", 1000))
+    if actual != wanted:
         raise ValueError(
-            f"{data} holds {found[0]} with a vocabulary of {found[1] or 'all words'} and {found[2]} ‰ of its "
-            f"rows, but {experiment.store_name} is wanted; give a folder with the raw files"
+            f"{data} holds {actual[0]} with a vocabulary of {actual[1] or 'all words'} and {actual[2]} ‰ of "
+            f"its rows, but {experiment.store_name} is wanted; give a folder with the raw files"
         )
 
 
@@ -191,7 +191,7 @@ def _outcome(job: Job, future: Future[str | None]) -> FinishedJob:
     try:
         problem = future.result()
     except BrokenProcessPool:
-        problem = "a process ended by itself, perhaps for want of memory; run fewer at once"
+        problem = "a process died, probably out of memory; run fewer at once"
     return FinishedJob(job, result_of(job) if problem is None else None, problem)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from diffwindow.ops import check_choice
 from diffwindow.reproduce.table import Column
+from diffwindow.spelling import check_choice
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Literal
 
 from diffwindow.reproduce.bootstrap import student_quantile
@@ -65,12 +66,19 @@ def verdict(gain: float, reach: float | None, seeds: int, paper: float) -> Verdi
     return "agrees" if gain * paper > 0 else "contradicts"
 
 
-def agreeing_pairs(ours: Mapping[str, float], paper: Mapping[str, float]) -> tuple[int, int]:
-    """Count the pairs of rows that are in the paper's order, and all pairs that both have.
+def agreeing_pairs(ours: Mapping[str, Mapping[int, float]], paper: Mapping[str, float]) -> tuple[int, int]:
+    """Count the pairs of rows that are in the paper's order, and all pairs; ours are values by seed.
 
-    >>> agreeing_pairs({"a": 1.0, "b": 2.0, "c": 0.0}, {"a": 1.0, "b": 2.0, "c": 3.0})
+    Two rows are compared over the seeds that both have; pairs that share none, or that the paper ties, are
+    left out.
+
+    >>> agreeing_pairs({"a": {1: 1.0}, "b": {1: 2.0}, "c": {1: 0.0}}, {"a": 1.0, "b": 2.0, "c": 3.0})
     (1, 3)
     """
     rows = [row for row in ours if row in paper]
-    pairs = [(a, b) for place, a in enumerate(rows) for b in rows[place + 1 :] if paper[a] != paper[b]]
-    return sum((ours[a] - ours[b]) * (paper[a] - paper[b]) > 0 for a, b in pairs), len(pairs)
+    agrees = [
+        gain.mean * (paper[a] - paper[b]) > 0
+        for a, b in combinations(rows, 2)
+        if paper[a] != paper[b] and (gain := difference(ours[a], ours[b]))
+    ]
+    return sum(agrees), len(agrees)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from diffwindow.data.batching import collate
 from diffwindow.data.store import Store
 from diffwindow.models.classifier import Classifier, ClassifierConfig
-from diffwindow.models.pretrained import evaluating
+from diffwindow.models.eval_mode import evaluating
 from diffwindow.progress import SILENT, Progress
 from diffwindow.tasks.model_folder import save_folder
 from diffwindow.tasks.options import options_of

@@ -11,7 +11,7 @@ from diffwindow.data.integrity import read_manifest
 from diffwindow.data.recipe import Settings
 from diffwindow.data.store import is_store
 from diffwindow.models.config import ModelConfig
-from diffwindow.ops import check_choice
+from diffwindow.spelling import check_choice
 from diffwindow.tasks.registry import TASKS
 from diffwindow.tasks.sizes import TASKS_BY_PRESET, example_settings, size_of, training_tokens
 

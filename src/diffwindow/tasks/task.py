@@ -99,9 +99,10 @@ def sweep(
 
     Batches are those of `by_batch`.
     """
+    stage = "validation" if split == "valid" else "evaluation"
     return by_batch(
         task.lengths(split),
         lambda indices: work(indices, task.collate(split, indices).to(device)),
         max_tokens=max_tokens,
-        progress=lambda done, total: progress("validation", done / total),
+        progress=lambda done, total: progress(stage, done / total),
     )

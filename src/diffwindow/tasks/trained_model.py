@@ -12,7 +12,7 @@ from diffwindow.files import sha256_of
 from diffwindow.models.build import MODELS, Model
 from diffwindow.models.classifier import Classifier
 from diffwindow.models.pretrained import CONFIG, TOKENIZER, read_fields
-from diffwindow.ops import check_choice
+from diffwindow.spelling import check_choice
 from diffwindow.tasks.model_folder import Record, read_record
 from diffwindow.tasks.options import TaskOptions
 from diffwindow.tasks.registry import AnyTask, task_of

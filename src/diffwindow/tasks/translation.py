@@ -15,7 +15,7 @@ from diffwindow.data.tokenizer import moses_detokenizer
 from diffwindow.decoding.translate import Search, translate
 from diffwindow.metrics.bleu import bleu_terms
 from diffwindow.metrics.outcomes import bleu_of
-from diffwindow.models.pretrained import evaluating
+from diffwindow.models.eval_mode import evaluating
 from diffwindow.models.translator import Translator, TranslatorConfig
 from diffwindow.progress import SILENT, Progress
 from diffwindow.special_tokens import PAD

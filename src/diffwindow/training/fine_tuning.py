@@ -22,14 +22,14 @@ FREE_FIELDS = {"dropout", "attention_dropout", "activation_dropout", "init", "wi
 def follow_start(draft: Draft) -> None:
     """Take the model's fields from the trained model that `start` names, unless they are set.
 
-    Windows that the attention adds to a plain model start closed: a multiplicative window gets a gate.
+    Windows that the attention adds to a plain model start without effect: a multiplicative one gets a gate.
     """
     fields: dict[str, Any] = read_fields(model_folder(Path(draft.values["start"])))
     task = draft.values.get("task", {}).get("kind")
-    if task in TASKS and (wanted := TASKS[task][1].model_fields["model"].default) != fields.get(
-        "model", wanted
-    ):
-        raise ValueError(f"start={draft.values['start']} holds a {fields['model']}, not a {wanted}")
+    if task in TASKS:
+        wanted = TASKS[task][1].model_fields["model"].default
+        if fields.get("model", wanted) != wanted:
+            raise ValueError(f"start={draft.values['start']} holds a {fields['model']}, not a {wanted}")
     model = draft.values.setdefault("model", {})
     for name, value in fields.items():
         if name not in DECIDED_ELSEWHERE and ("model", name) not in draft.places:

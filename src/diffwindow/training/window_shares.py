@@ -8,7 +8,7 @@ from diffwindow.attention.visibility import Visibility
 from diffwindow.attention.watching import watched
 from diffwindow.attention.window_attention import WindowAttention
 from diffwindow.metrics.window_tiles import OutsideCounts, count_outside
-from diffwindow.models.pretrained import evaluating
+from diffwindow.models.eval_mode import evaluating
 from diffwindow.tasks.task import B, Task
 
 # enough for a share to two digits, and few beside a validation

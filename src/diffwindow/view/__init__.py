@@ -1,1 +1,1 @@
-"""Pictures of windows and attention: arrays in, figures out."""
+"""Capture what a model attends to, and show it as figures, statistics and a page."""

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from diffwindow.attention.stacked_attention import Maps, StackedAttention
 from diffwindow.attention.visibility import EVERYTHING, Visibility
 from diffwindow.attention.window_attention import WindowAttention
-from diffwindow.models.window_adapter import AddedWindow
+from diffwindow.models.window_adapter import WindowAdapter
 from diffwindow.ops import WindowMaps
 from diffwindow.view.trace import Array, AttentionTrace, LayerMaps
 
-Captured = StackedAttention | AddedWindow
+Captured = StackedAttention | WindowAdapter
 # parts of a module's name that tell its role; the first that occurs decides
 _ROLES = (
     ("Cr", ("cross", "multihead_attn", "encoder_attn", "encdecattention")),
@@ -58,7 +58,7 @@ def capture(
     (2, 3, 3)
     """
     modules: dict[str, Captured] = {
-        name: one for name, one in model.named_modules() if isinstance(one, StackedAttention | AddedWindow)
+        name: one for name, one in model.named_modules() if isinstance(one, StackedAttention | WindowAdapter)
     }
     if not modules:
         raise ValueError(f"{type(model).__name__} holds no WindowAttention; nothing can be captured")
@@ -67,15 +67,15 @@ def capture(
     with ExitStack() as stack:
         for name, module in modules.items():
             call = partial(_call, row=row, crosses=_named_role(name) == "Cr")
-            if isinstance(module, AddedWindow):
+            if isinstance(module, WindowAdapter):
                 stack.enter_context(_recorded_added(module, call, calls[name]))
             else:
                 stack.enter_context(_recorded(module, call, calls[name]))
         yield trace
-    found = {name: _joined(of_module) for name, of_module in calls.items() if of_module}
-    if not found:
+    joined = {name: _joined(of_module) for name, of_module in calls.items() if of_module}
+    if not joined:
         raise ValueError("no attention ran in the context; call the model inside it")
-    trace.layers = _layers({name: modules[name] for name in found}, found)
+    trace.layers = _layers({name: modules[name] for name in joined}, joined)
     if tokens is not None:
         trace.tokens = trace.with_tokens(tokens).tokens
 
@@ -88,9 +88,9 @@ def _recorded(
     attend, maps = module.attend, module.maps
 
     def recording_maps(queries: Any, keys: Any, visibility: Visibility = EVERYTHING) -> Maps:
-        found = maps(queries, keys, visibility)
-        into.append(call(found, visibility))
-        return found
+        result = maps(queries, keys, visibility)
+        into.append(call(result, visibility))
+        return result
 
     def recording_attend(queries: Any, keys: Any, visibility: Visibility = EVERYTHING) -> Any:
         before = len(into)
@@ -107,7 +107,7 @@ def _recorded(
 
 @contextmanager
 def _recorded_added(
-    window: AddedWindow, call: Callable[[Maps, Visibility], _Call], into: list[_Call]
+    window: WindowAdapter, call: Callable[[Maps, Visibility], _Call], into: list[_Call]
 ) -> Iterator[None]:
     """Keep the maps of each call of a window beside a foreign attention while the context runs."""
 
@@ -190,7 +190,7 @@ def _layers(modules: Mapping[str, Captured], calls: Mapping[str, _Call]) -> list
         role, call = roles[name], calls[name]
         queries, keys = _sides(role, alone=alone)
         fields: dict[str, Any] = dict(call.arrays)
-        settings = module.attention if isinstance(module, AddedWindow) else module
+        settings = module.attention if isinstance(module, WindowAdapter) else module
         if "window" in fields:
             fields |= {
                 "segment_size": settings.segment_size,
@@ -240,8 +240,8 @@ def _numbers(roles: Mapping[str, str]) -> dict[str, int]:
     numbers: dict[str, int] = {}
     for role in set(roles.values()):
         names = [name for name in roles if roles[name] == role]
-        found = [re.findall(r"(?:^|\.)(\d+)(?=\.|$)", name) for name in names]
-        last = [int(digits[-1]) + 1 if digits else 0 for digits in found]
+        digits_by_name = [re.findall(r"(?:^|\.)(\d+)(?=\.|$)", name) for name in names]
+        last = [int(digits[-1]) + 1 if digits else 0 for digits in digits_by_name]
         unique = len(set(last)) == len(last) and 0 not in last
         numbers |= dict(zip(names, last if unique else range(1, len(names) + 1), strict=True))
     return numbers
@@ -253,15 +253,15 @@ def kind_of(module: Captured) -> str:
     >>> kind_of(WindowAttention(8, 2, window="multiplicative", segment_size=5))
     'MW, segments of 5'
     """
-    if isinstance(module, AddedWindow):
+    if isinstance(module, WindowAdapter):
         return str(module.attention) + _tolerance_of(module)
     if not isinstance(module, WindowAttention):
         return module.kind
-    kind = "AW" if module.window == "additive" else "MW"
     segments = f", segments of {module.segment_size}" if module.segment_size > 1 else ""
     exact = ", exact" if module.expectation == "exact" else ""
-    return kind + segments + exact + (", normalised" if module.normalize else "") + _tolerance_of(module)
+    normalised = ", normalised" if module.normalize else ""
+    return module.kind + segments + exact + normalised + _tolerance_of(module)
 
 
-def _tolerance_of(module: WindowAttention | AddedWindow) -> str:
+def _tolerance_of(module: WindowAttention | WindowAdapter) -> str:
     return f", tolerance {module.window_tolerance:g}" if module.window_tolerance else ""

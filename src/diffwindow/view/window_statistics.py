@@ -51,7 +51,7 @@ def window_statistics(
     of the two is at or before key i with probability F_l F_r, the earlier with 1 − (1 − F_l)(1 − F_r).
     """
     if tolerance is not None:
-        check_tolerance(tolerance)
+        check_tolerance("tolerance", tolerance)
     totals: dict[Key, NDArray[np.float64]] = {}
     outside: dict[Key, OutsideCounts] = {}
     for trace in traces:

@@ -62,8 +62,8 @@ struct Gradients {  // sums for a head's keys and values, fp32, rows zero-padded
 };
 
 struct TilePointers {  // what later sweeps need to know of a tile's pointers
-  Some inside;         // the panels whose windows reach the tile: φ dφ was stored there
-  Some some;           // the panels with something in the tile, be it the window or a pointer
+  PanelBits inside;         // the panels whose windows reach the tile: φ dφ was stored there
+  PanelBits some;           // the panels with something in the tile, be it the window or a pointer
   // Per panel: sums of φ in the tile and after it; Σ dF in it; and what dφ has in common over its keys.
   alignas(64) float mass[kMaxPanels][kSides][kPanel], after[kMaxPanels][kSides][kPanel];
   alignas(64) float grad_f[kMaxPanels][kSides][kPanel], slope[kMaxPanels][kSides][kPanel];
@@ -355,12 +355,12 @@ class Backward {
     }
   }
 
-  void score(const Block& block, Some some, int64_t kind, int64_t first, int64_t last, Panels out) {
+  void score(const Block& block, PanelBits some, int64_t kind, int64_t first, int64_t last, Panels out) {
     score_tile(block, some, first, last, keys_[kind], w_.queries[kind], p_.pair[kind].width, out);
   }
 
   // Add a tile's gradient of scores to the gradients of its queries and keys.
-  void send(const Block& block, Some some, int64_t kind, int64_t first, int64_t last, Panels grad) {
+  void send(const Block& block, PanelBits some, int64_t kind, int64_t first, int64_t last, Panels grad) {
     const int64_t width = p_.pair[kind].width;
     gather_tile(block, some, first, last, keys_[kind], grad, width, w_.grad_queries[kind]);
     scatter_tile(block, some, first, last, grad, w_.rows[kind], padded(width), sums_.keys[kind]);
@@ -369,9 +369,9 @@ class Backward {
   static Panels at(Panels x, int64_t key) { return {x.data + key * kPanel, x.step}; }
 
   // The panels with a row for which forward found something in a tile, be it the window or a pointer.
-  Some needed(const Block& block, int64_t index) const {
+  PanelBits needed(const Block& block, int64_t index) const {
     if (!is_cut(p_)) return block.all();
-    Some some = 0;
+    PanelBits some = 0;
     for (int64_t row = 0; row < block.rows; ++row) {
       const word* bits = p_.tile_bits(head_.b, head_.h, block.query + row);
       some |= (bits[index / 32] >> index % 32 & 1) << row / kPanel;
@@ -435,7 +435,7 @@ class Backward {
       if (block.end(i, last) <= first) continue;
       Panel& x = panels_[i];
       if (!is_cut(p_) || ((tile.some >> i & 1) && reaches(float(p_.threshold), block.rows_of(i), x.before, tile.mass[i]))) {
-        tile.inside |= Some(1) << i;
+        tile.inside |= PanelBits(1) << i;
         std::memset(tile.slope[i], 0, sizeof(tile.slope[i]));
         continue;
       }
@@ -458,8 +458,8 @@ class Backward {
 
   void sweep_scores(const Block& block, int64_t first, int64_t last, TilePointers& tile) {
     // Outside of the window, multiplicative scores have gradients, values and their weights none; normalised, neither.
-    const Some inside = tile.inside, scored = p_.is_normalized ? inside : block.all();
-    const Some weighed = Additive ? block.all() : inside;
+    const PanelBits inside = tile.inside, scored = p_.is_normalized ? inside : block.all();
+    const PanelBits weighed = Additive ? block.all() : inside;
     score(block, scored, kScore, first, last, w_.score);
     if constexpr (Additive) score(block, inside, kLocal, first, last, w_.local);
     score_tile(block, weighed, first, last, values_, w_.grad_panels, p_.value_width, w_.grad);

@@ -148,12 +148,12 @@ struct Panels {
 };
 
 // A bit per panel of a block.
-using Some = uint32_t;
+using PanelBits = uint32_t;
 static_assert(kMaxPanels < 32);
 
 // Run body(first, count) for each run of neighbouring panels among `some`.
 template <typename Body>
-DW_INLINE void for_runs(const Block& block, Some some, const Body& body) {
+DW_INLINE void for_runs(const Block& block, PanelBits some, const Body& body) {
   for (int64_t i = 0, end; i < block.panels; i = end + 1) {
     end = i;
     while (end < block.panels && (some >> end & 1)) ++end;
@@ -162,7 +162,7 @@ DW_INLINE void for_runs(const Block& block, Some some, const Body& body) {
 }
 
 // scores[key][query] = K Qᵀ for the keys of a tile and some panels.
-inline void score_tile(const Block& block, Some some, int64_t first, int64_t last, Matrix k, const float* queries,
+inline void score_tile(const Block& block, PanelBits some, int64_t first, int64_t last, Matrix k, const float* queries,
                        int64_t width, Panels out) {
   const Left keys{k.data + first * k.stride, k.stride, 0};
   const auto score = [&](int64_t i, int64_t count, int64_t end) {
@@ -177,7 +177,7 @@ inline void score_tile(const Block& block, Some some, int64_t first, int64_t las
 }
 
 // out[width][query] += Vᵀ A over the keys of a tile, for some panels: O from A and V, or dQ from dS and K.
-inline void gather_tile(const Block& block, Some some, int64_t first, int64_t last, Matrix v, Panels weights,
+inline void gather_tile(const Block& block, PanelBits some, int64_t first, int64_t last, Matrix v, Panels weights,
                         int64_t width, float* out) {
   const Left values{v.data + first * v.stride, v.stride, 0};
   const auto gather = [&](int64_t i, int64_t count, int64_t end) {
@@ -192,7 +192,7 @@ inline void gather_tile(const Block& block, Some some, int64_t first, int64_t la
 }
 
 // out[key][width] += A rows over some panels of queries: dV from A and dO, or dK from dS and Q. Hidden weights are zeros.
-inline void scatter_tile(const Block& block, Some some, int64_t first, int64_t last, Panels weights, const float* rows,
+inline void scatter_tile(const Block& block, PanelBits some, int64_t first, int64_t last, Panels weights, const float* rows,
                          int64_t stride, float* out) {
   for_runs(block, some, [&](int64_t i, int64_t count) {
     const Left left{weights.data + i * weights.step, kPanel, weights.step};

@@ -256,7 +256,7 @@ class Forward {
 
   TilePointers& pointers(Tile tile, int64_t i) { return w_.tile[tile.index * kMaxPanels + i]; }
 
-  void score(const Block& block, Some some, int64_t kind, Tile tile, Panels out) {
+  void score(const Block& block, PanelBits some, int64_t kind, Tile tile, Panels out) {
     score_tile(block, some, tile.first, tile.last, keys_[kind], w_.queries[kind], p_.pair[kind].width, out);
   }
 
@@ -293,9 +293,9 @@ class Forward {
 
   // The panels whose windows may reach into a tile. The others pass it: their F grows by what is in it. Backward needs the
   // tile for rows whose window or pointers have something in it.
-  Some reached(const Block& block, Tile tile) {
+  PanelBits reached(const Block& block, Tile tile) {
     if (!is_cut(p_)) return block.all();
-    Some some = 0;
+    PanelBits some = 0;
     for (int64_t i = 0; i < block.panels; ++i) {
       if (block.end(i, tile.last) <= tile.first) continue;
       auto& before = panels_[i].before;
@@ -307,7 +307,7 @@ class Forward {
         bits[tile.index / 32] |= word(needed) << tile.index % 32;
       }
       if (inside)
-        some |= Some(1) << i;
+        some |= PanelBits(1) << i;
       else
         for (int side = 0; side < 2; ++side)
           for (int64_t lane = 0; lane < kPanel; ++lane) before[side][lane] += mass[side][lane];
@@ -322,7 +322,7 @@ class Forward {
   }
 
   void sweep_weights(const Block& block, Tile tile) {
-    const Some inside = reached(block, tile), scored = p_.is_normalized ? inside : block.all();
+    const PanelBits inside = reached(block, tile), scored = p_.is_normalized ? inside : block.all();
     score(block, scored, kScore, tile, w_.score);
     if constexpr (Additive) score(block, inside, kLocal, tile, w_.local);
     for (int64_t i = 0; i < block.panels; ++i) {

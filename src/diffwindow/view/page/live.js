@@ -28,7 +28,7 @@ async function ask(body, load) {
   });
 }
 
-/** Connect the form; `live` says whether the model translates and what the field is called. */
+/** Connect the form; `live.label` names its field. */
 export function connectLive(live, load) {
   byId("live").hidden = false;
   byId("live-label").textContent = live.label;
