@@ -9,61 +9,53 @@ independent, and is too wide (`interval_from_figures`). Other figures have no in
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from diffwindow.reproduce.bootstrap import interval_from_figures
+from diffwindow.metrics.outcomes import FIGURES, load_outcomes
+from diffwindow.reproduce.bootstrap import Interval, gain_interval, interval_from_figures
 
 HERE = Path(__file__).parent
-# (task, report, column, rows by their keys)
+ROTARY = "+positions=rotary"
+
+
+class Claim(NamedTuple):
+    """Rows of a report whose gains are shown, over its first row or another one."""
+
+    task: str
+    report: str
+    column: str
+    rows: list[str]
+    base: str | None = None
+
+
+CLASSIFIERS = ["Enc(Rel)@all", "Enc(Loc)", "Enc(MW)", "Enc(AW)"]
+TRANSLATORS = [
+    *("Enc(Rel)@all-Dec(Rel)@all", "Enc(Loc)", "Cr(AW,Seg)", "Enc(AW)-Dec(MW)"),
+    "Enc(AW)-Cr(AW,Seg)-Dec(MW)",
+]
+LONG = "agreement, real text, 10,000 updates"
+SHORT = "agreement, real text, 1,000 updates"
+GENERATED = "agreement, generated"
 CLAIMS = [
-    (
-        "agreement, real text",
-        "table5-paper",
-        "sva-subset",
-        ["Enc(Rel)@all", "Enc(Loc)", "Enc(MW)", "Enc(AW)"],
-    ),
-    (
-        "agreement, real text, 1,000 updates",
-        "boundaries-mini",
-        "sva-subset",
-        ["Enc(MW)", "Enc(MW,Dim=8)", "Enc(AW)", "Enc(AW,Dim=8)", "Enc(AW,Dim=2)"],
-    ),
-    (
-        "agreement, real text, 1,000 updates",
-        "positions-mini",
-        "sva-subset",
-        [
-            *("Enc(Rel)@all", "Enc(MW,Dist)", "Enc(AW,Dist)", "Global+positions=rotary"),
-            *("Enc(MW)+positions=rotary", "Enc(AW)+positions=rotary"),
-        ],
-    ),
-    (
-        "agreement, generated",
-        "agreement-mini",
-        "agreement-10",
-        ["Enc(Rel)@all", "Enc(Loc)", "Enc(MW)", "Enc(AW)"],
-    ),
-    ("generated, one layer", "circumstances-mini", "agreement-10-shallow", ["Enc(AW)"]),
-    ("generated, four layers", "circumstances-mini", "agreement-10-deep", ["Enc(AW)"]),
-    ("SST-2", "table5-paper", "sst", ["Enc(Rel)@all", "Enc(Loc)", "Enc(MW)", "Enc(AW)"]),
-    ("IMDB", "table5-paper", "imdb", ["Enc(MW)", "Enc(AW)"]),
-    *(
-        (
-            f"translation, BLEU{shown}",
-            "table1-mini",
-            column,
-            [
-                *("Enc(Rel)@all-Dec(Rel)@all", "Enc(Loc)", "Cr(AW,Seg)", "Enc(AW)-Dec(MW)"),
-                "Enc(AW)-Cr(AW,Seg)-Dec(MW)",
-            ],
-        )
-        for shown, column in (("", "en-de"), (", test 2017", "en-de-test2017"), (", MSCOCO", "en-de-mscoco"))
-    ),
-    ("language model, perplexity", "table6-mini", "lm", ["Dec(Rel)@all", "Dec(MW)", "Dec(AW)"]),
-    (
+    Claim(LONG, "table5-paper", "sva-subset", CLASSIFIERS),
+    Claim(SHORT, "positions-mini", "sva-subset", ["Enc(Rel)@all", "Enc(MW)", "Enc(AW)", f"Global{ROTARY}"]),
+    Claim(SHORT, "positions-mini", "sva-subset", ["Enc(MW,Dist)", "Enc(AW,Dist)"], "Enc(Rel)@all"),
+    Claim(SHORT, "positions-mini", "sva-subset", [f"Enc(MW){ROTARY}", f"Enc(AW){ROTARY}"], f"Global{ROTARY}"),
+    Claim(SHORT, "boundaries-mini", "sva-subset", ["Enc(MW,Dim=8)", "Enc(AW,Dim=8)", "Enc(AW,Dim=2)"]),
+    Claim(GENERATED, "positions-mini", "agreement-10", ["Enc(Rel)@all", "Enc(MW)", "Enc(AW)"]),
+    Claim(GENERATED, "agreement-mini", "agreement-10", ["Enc(Loc)"]),
+    Claim("generated, one layer", "circumstances-mini", "agreement-10-shallow", ["Enc(AW)"]),
+    Claim("generated, four layers", "circumstances-mini", "agreement-10-deep", ["Enc(AW)"]),
+    Claim("SST-2", "table5-paper", "sst", CLASSIFIERS),
+    Claim("IMDB", "table5-paper", "imdb", ["Enc(MW)", "Enc(AW)"]),
+    Claim("translation, BLEU, test 2016", "table1-mini", "en-de", TRANSLATORS),
+    Claim("translation, BLEU, test 2017", "table1-mini", "en-de-test2017", TRANSLATORS),
+    Claim("translation, BLEU, MSCOCO", "table1-mini", "en-de-mscoco", TRANSLATORS),
+    Claim("language model, perplexity", "table6-mini", "lm", ["Dec(Rel)@all", "Dec(MW)", "Dec(AW)"]),
+    Claim(
         "1,024 words, perplexity",
         "long-text-mini",
         "lm-long",
@@ -77,32 +69,45 @@ CLAIMS = [
 
 
 def gains() -> list[dict[str, Any]]:
-    """Return a gain per task and attention, above 0 where it is better, with its interval if there is one."""
-    found = []
-    for task, report, column_name, keys in CLAIMS:
-        columns = json.loads((HERE / report / "report.json").read_text(encoding="utf-8"))["columns"]
-        column = next(column for column in columns if column["column"] == column_name)
-        rows = {row["key"]: row for row in column["rows"]}
-        base = column["rows"][0]
-        for key in keys:
-            gain = _gain(rows[key], base, column["metric"])
-            # overrides of a model are said in its label
-            name = rows[key]["label"] if "+" in key else key
-            found.append({"task": task, "attention": name, "report": report, **gain})
-    return found
+    """Return a gain per claim and row, above 0 where it is better, with its interval if there is one."""
+    return [_gain(claim, key) for claim in CLAIMS for key in claim.rows]
 
 
-def _gain(row: dict[str, Any], base: dict[str, Any], metric: str) -> dict[str, Any]:
+def _gain(claim: Claim, key: str) -> dict[str, Any]:
+    report = json.loads((HERE / claim.report / "report.json").read_text(encoding="utf-8"))
+    column = next(column for column in report["columns"] if column["column"] == claim.column)
+    rows = {row["key"]: row for row in column["rows"]}
+    row, base = rows[key], column["rows"][0] if claim.base is None else rows[claim.base]
     seeds = sorted(row["by_seed"].keys() & base["by_seed"].keys())
     values, others = ([one["by_seed"][seed] for seed in seeds] for one in (row, base))
-    sign = -1.0 if metric == "perplexity" else 1.0
-    gain = sign * float(np.mean(values) - np.mean(others))
-    interval = row.get("interval")
-    reach = interval["reach"] if interval else None
-    if reach is None and metric == "accuracy":
+    sign = -1.0 if column["metric"] == "perplexity" else 1.0
+    reach = None
+    if claim.base is not None:
+        reach = _paired(claim, key, seeds, column["metric"], sign).reach
+    elif row.get("interval"):
+        reach = row["interval"]["reach"]
+    elif column["metric"] == "accuracy":
         examples = sum(size for _, size in row["groups"]["by_length"].values())
         reach = interval_from_figures(values, others, examples).reach
-    return {"gain": gain, "reach": reach, "seeds": len(seeds)}
+    return {
+        "task": claim.task,
+        "attention": _name(row) + (f" over {_name(base)}" if claim.base else ""),
+        "gain": sign * float(np.mean(values) - np.mean(others)),
+        "reach": reach,
+        "seeds": len(seeds),
+    }
+
+
+def _paired(claim: Claim, key: str, seeds: list[str], metric: str, sign: float) -> Interval:
+    """Compute the interval of two rows that the report does not compare, from its outcomes."""
+    outcomes = load_outcomes(HERE / claim.report / f"outcomes-{claim.column}.npz")
+    ours, theirs = (np.stack([outcomes[f"{row}/{seed}"] for seed in seeds]) for row in (key, str(claim.base)))
+    return gain_interval(ours, theirs, lambda totals: sign * FIGURES[metric](totals))
+
+
+def _name(row: dict[str, Any]) -> str:
+    """Name a row by its attention, or by its label if settings of the model are overridden."""
+    return str(row["label"] if "+" in row["key"] else row["key"])
 
 
 def verdict(gain: dict[str, Any]) -> str:
@@ -112,7 +117,7 @@ def verdict(gain: dict[str, Any]) -> str:
     if gain["reach"] is None:
         return "a hint: no interval"
     if abs(gain["gain"]) <= gain["reach"]:
-        return "cannot be told from chance"
+        return "not significant"
     return "better" if gain["gain"] > 0 else "worse"
 
 

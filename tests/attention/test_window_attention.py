@@ -10,6 +10,7 @@ from torch.testing import assert_close
 
 from diffwindow import WindowAttention, functional
 from diffwindow.attention.visibility import Visibility
+from diffwindow.attention.watching import watched
 
 WINDOWS = ["additive", "multiplicative"]
 
@@ -579,3 +580,18 @@ def test_bad_calls_are_named(arguments, error, message):
         WindowAttention(8, 2)(**{"query": x, "key": x, "value": x} | arguments)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_watchers_see_every_call_and_leave_no_trace(need_weights):
+    attention, x, calls = WindowAttention(8, 2), torch.randn(1, 3, 8), []
+    before = dict(attention.__dict__)
+    with (
+        watched([attention], lambda *call: calls.append(("outer", *call))),
+        watched([attention], lambda *call: calls.append(("inner", *call))),
+    ):
+        attention(x, x, x, need_weights=need_weights, is_causal=True)
+    attention(x, x, x)
+    assert [call[:2] for call in calls] == [("outer", attention), ("inner", attention)]
+    assert calls[0][-1].is_causal
+    assert attention.__dict__ == before

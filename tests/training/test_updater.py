@@ -74,7 +74,7 @@ def test_wide_windows_are_charged_for_per_unit(store, attention):
     means = [(maps.window * real).sum(-1) / real.sum(-1) for maps in layers]
     torch.testing.assert_close(charged - free, 5 * 0.5 * torch.stack(means).mean())
     # nothing is left behind
-    assert all(module.watcher is None for module in model.modules() if isinstance(module, WindowAttention))
+    assert all(module.watchers == () for module in model.modules() if isinstance(module, WindowAttention))
     torch.testing.assert_close(Objective(task, model, "cpu", "fp32")(batch), free)
 
 

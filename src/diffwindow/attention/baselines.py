@@ -42,13 +42,12 @@ class RelativeAttention(StackedAttention):
         nn.init.xavier_uniform_(self.key_table)
         nn.init.xavier_uniform_(self.value_table)
 
-    def attend(
+    def _attend(
         self,
         queries: Float[Tensor, "b q queries"],
         keys: Float[Tensor, "b k keys"],
-        visibility: Visibility = EVERYTHING,
+        visibility: Visibility,
     ) -> Float[Tensor, "b q d"]:
-        """Attend with projected queries and keys, the queries being the last of the keys."""
         weights = F.dropout(self.maps(queries, keys, visibility), self._active_dropout())
         _, v = self.key_heads(keys)
         # The weight that a query gives to each distance, which is what the value table's rows get.

@@ -21,13 +21,12 @@ class ForgettingAttention(StackedAttention):
     def __init__(self, embed_dim: int, num_heads: int, *, dropout: float = 0.0) -> None:
         super().__init__(embed_dim, num_heads, key_extra=(1,), dropout=dropout)
 
-    def attend(
+    def _attend(
         self,
         queries: Float[Tensor, "b q queries"],
         keys: Float[Tensor, "b k keys"],
-        visibility: Visibility = EVERYTHING,
+        visibility: Visibility,
     ) -> Float[Tensor, "b q d"]:
-        """Attend with projected queries and keys, the queries being the last of the keys."""
         (q,) = self.query_heads(queries)
         k, gate, v = self.key_heads(keys)
         bias = forgetting_bias(gate, q.shape[2], visibility.visible(q, k)).to(q.dtype)

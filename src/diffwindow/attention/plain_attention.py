@@ -96,13 +96,12 @@ class GlobalAttention(StackedAttention):
             else:
                 own.copy_(fresh)
 
-    def attend(
+    def _attend(
         self,
         queries: Float[Tensor, "b q queries"],
         keys: Float[Tensor, "b k keys"],
-        visibility: Visibility = EVERYTHING,
+        visibility: Visibility,
     ) -> Float[Tensor, "b q d"]:
-        """Attend with projected queries and keys; there are no segments, so their origin has no effect."""
         (q,) = self.query_heads(queries)
         k, v = self.key_heads(keys)
         bias = self._bias(queries, keys, visibility)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -65,6 +65,8 @@ class StackedAttention(nn.Module):
         self.embed_dim = embed_dim
         self.num_heads = num_heads
         self.dropout = dropout
+        # called before it attends, with itself, its projected queries and keys, and what they see
+        self.watchers: tuple[Callable[[Any, Tensor, Tensor, Visibility], None], ...] = ()
         head_dim = embed_dim // num_heads
         self._query_dims = score_dims or (head_dim,)
         self._key_dims = (*self._query_dims, *key_extra, head_dim)
@@ -146,10 +148,24 @@ class StackedAttention(nn.Module):
         keys: Float[Tensor, "b k keys"],
         visibility: Visibility = EVERYTHING,
     ) -> Float[Tensor, "b q d"]:
-        """Attend with projected queries and keys, to what `visibility` shows: by the weights of `maps`.
+        """Attend with projected queries and keys, to what `visibility` shows.
 
-        A kind that need not hold all weights has its own.
+        In self-attention the queries are the last of the keys.
         """
+        self._call_watchers(queries, keys, visibility)
+        return self._attend(queries, keys, visibility)
+
+    def _call_watchers(self, queries: Tensor, keys: Tensor, visibility: Visibility) -> None:
+        for watcher in self.watchers:
+            watcher(self, queries, keys, visibility)
+
+    def _attend(
+        self,
+        queries: Float[Tensor, "b q queries"],
+        keys: Float[Tensor, "b k keys"],
+        visibility: Visibility,
+    ) -> Float[Tensor, "b q d"]:
+        """Attend by the weights of `maps`; a kind that need not hold all weights has its own."""
         maps = self.maps(queries, keys, visibility)
         weights = maps.weights if isinstance(maps, ops.WindowMaps) else maps
         *_, v = self.key_heads(keys)

@@ -1,31 +1,38 @@
-"""Watch the window attentions of a model while it runs, and measure their windows in linear memory."""
+"""Watch attentions while a model runs, and measure windows in linear memory."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from diffwindow import ops
+from diffwindow.attention.stacked_attention import StackedAttention
 from diffwindow.attention.visibility import EVERYTHING, Visibility
 from diffwindow.attention.window_attention import WindowAttention
 
-# Called with an attention, its projected queries and keys, and what they see.
-Watcher = Callable[[WindowAttention, Tensor, Tensor, Visibility], None]
+A = TypeVar("A", bound=StackedAttention)
 
 
 @contextmanager
-def watched(model: nn.Module, watcher: Watcher) -> Iterator[None]:
-    """Call `watcher` before each window attention of a model attends."""
-    modules = [module for module in model.modules() if isinstance(module, WindowAttention)]
-    before = [module.watcher for module in modules]
+def watched(
+    attentions: Sequence[A], watcher: Callable[[A, Tensor, Tensor, Visibility], None]
+) -> Iterator[None]:
+    """Call `watcher` before each of the attentions attends, with its projected queries and keys."""
+    before = [attention.watchers for attention in attentions]
     try:
-        for module in modules:
-            module.watcher = watcher
+        for attention in attentions:
+            attention.watchers = (*attention.watchers, watcher)
         yield
     finally:
-        for module, earlier in zip(modules, before, strict=True):
-            module.watcher = earlier
+        for attention, earlier in zip(attentions, before, strict=True):
+            attention.watchers = earlier
+
+
+def window_attentions(model: nn.Module) -> list[WindowAttention]:
+    """List the window attentions of a model."""
+    return [module for module in model.modules() if isinstance(module, WindowAttention)]
 
 
 def mean_window(

@@ -1,6 +1,5 @@
 """WindowAttention: multi-head attention that learns, for every query and head, where to look."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import Literal, get_args
 
@@ -64,8 +63,6 @@ class WindowAttention(StackedAttention):
     _qkv_same_embed_dim = False
     in_proj_bias = None
     pointer_pairs = (1, 2)
-    # called before each `attend`; see `watching.watched`
-    watcher: "Callable[[WindowAttention, Tensor, Tensor, Visibility], None] | None" = None
 
     def __init__(
         self,
@@ -169,7 +166,7 @@ class WindowAttention(StackedAttention):
         queries, keys = self._project(query, key, value, key_padding_mask)
         weights = None
         if need_weights:
-            self._show_watcher(queries, keys, visibility)
+            self._call_watchers(queries, keys, visibility)
             # dropout commutes with a multiplicative window
             used = F.dropout(self.maps(queries, keys, visibility).weights, self._active_dropout())
             v = self.key_heads(keys)[-1]
@@ -205,14 +202,12 @@ class WindowAttention(StackedAttention):
         )
         return self.maps(*self._project(query, key, key, key_padding_mask), visibility)
 
-    def attend(
+    def _attend(
         self,
         queries: Float[Tensor, "b q queries"],
         keys: Float[Tensor, "b k keys"],
-        visibility: Visibility = EVERYTHING,
+        visibility: Visibility,
     ) -> Float[Tensor, "b q d"]:
-        """Attend with projected queries and keys, to what `visibility` shows."""
-        self._show_watcher(queries, keys, visibility)
         q, q_left, q_right, *q_local = self.query_heads(queries)
         k, k_left, k_right, *k_local, v = self.key_heads(keys)
         visibility = self._with_distances(visibility, q, keys.shape[1])
@@ -237,10 +232,6 @@ class WindowAttention(StackedAttention):
             plain = plain_attention(q, k, v, visibility, dropout_p=self._active_dropout())
             heads = mix_heads(plain, heads, self.gate)
         return self._merge_heads(heads)
-
-    def _show_watcher(self, queries: Tensor, keys: Tensor, visibility: Visibility) -> None:
-        if self.watcher is not None:
-            self.watcher(self, queries, keys, visibility)
 
     def maps(
         self,

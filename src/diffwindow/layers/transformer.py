@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from diffwindow.attention.key_cache import KeyCache
 from diffwindow.attention.kinds import build_attention
-from diffwindow.attention.stacked_attention import Init, Maps, Rotary
+from diffwindow.attention.stacked_attention import Init, Rotary
 from diffwindow.attention.visibility import EVERYTHING, Visibility
 from diffwindow.kernels import few_rows
 from diffwindow.notation import Attention
@@ -84,16 +84,6 @@ class AttentionBlock(Residual):
         if cache is not None:
             keys = cache.append(keys)
         return self.leave(x, self.attention.attend(queries, keys, visibility))
-
-    def maps(
-        self,
-        x: Float[Tensor, "b q d"],
-        visibility: Visibility,
-        *,
-        memory: Float[Tensor, "b k stack"] | None = None,
-    ) -> Maps:
-        """Return what the attention does in `forward` with the same arguments."""
-        return self.attention.maps(*self._project(x, memory), visibility)
 
     def _project(self, x: Tensor, memory: Tensor | None, *, start: int = 0) -> tuple[Tensor, Tensor]:
         entered = self.enter(x)

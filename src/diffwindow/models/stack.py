@@ -2,15 +2,17 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, cast
+from functools import partial
+from typing import cast
 
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from diffwindow.attention.key_cache import KeyCache
-from diffwindow.attention.stacked_attention import Maps
+from diffwindow.attention.stacked_attention import Maps, StackedAttention
 from diffwindow.attention.visibility import EVERYTHING, Visibility
+from diffwindow.attention.watching import watched
 from diffwindow.layers.transformer import AttentionBlock, LayerOptions, TransformerLayer
 from diffwindow.models.decoding_state import DecodingState
 from diffwindow.notation import Attention, Role
@@ -87,17 +89,14 @@ class TransformerStack(nn.Module):
 def recorded(blocks: Mapping[Role, Sequence[AttentionBlock]]) -> Iterator[dict[Role, list[Maps]]]:
     """Collect the maps of each block, by role and in the order of the layers, while the context runs."""
     maps: dict[Role, list[Maps]] = {role: [] for role in blocks}
-
-    def record(into: list[Maps]) -> Any:
-        def hook(block: AttentionBlock, args: tuple[Any, ...], options: dict[str, Any], _: Tensor) -> None:
-            options.pop("cache", None)
-            into.append(block.maps(*args, **options))
-
-        return hook
-
     with ExitStack() as stack:
         for role, of_role in blocks.items():
-            for block in of_role:
-                handle = block.register_forward_hook(record(maps[role]), with_kwargs=True)
-                stack.callback(handle.remove)
+            attentions = [block.attention for block in of_role]
+            stack.enter_context(watched(attentions, partial(_record, maps[role])))
         yield maps
+
+
+def _record(
+    into: list[Maps], attention: StackedAttention, queries: Tensor, keys: Tensor, visibility: Visibility
+) -> None:
+    into.append(attention.maps(queries, keys, visibility))

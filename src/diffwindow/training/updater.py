@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from diffwindow.attention.baselines import mean_span
-from diffwindow.attention.watching import mean_window, watched
+from diffwindow.attention.watching import mean_window, watched, window_attentions
 from diffwindow.tasks.task import B, Task
 from diffwindow.training.batch_loader import UpdateBatches
 from diffwindow.training.config import Precision, TrainConfig
@@ -53,7 +53,9 @@ class Objective(nn.Module, Generic[B]):
         windows: list[Tensor] = []
         watching: AbstractContextManager[None] = nullcontext()
         if self._window_penalty:
-            watching = watched(self.model, lambda *call: windows.append(mean_window(*call)))
+            watching = watched(
+                window_attentions(self.model), lambda *call: windows.append(mean_window(*call))
+            )
         with (
             torch.autocast(self._device_type, dtype=self._dtype, enabled=self._dtype is not None),
             watching,

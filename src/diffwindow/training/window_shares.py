@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from diffwindow.attention.visibility import Visibility
-from diffwindow.attention.watching import watched
+from diffwindow.attention.watching import watched, window_attentions
 from diffwindow.attention.window_attention import WindowAttention
 from diffwindow.metrics.window_tiles import OutsideCounts, count_outside
 from diffwindow.models.eval_mode import evaluating
@@ -21,7 +21,7 @@ def outside_shares(task: Task[B], model: nn.Module, split: str) -> dict[str, flo
     They are measured on examples spread evenly over the split, one at a time, because a window has
     queries × keys values. Return nothing if no window has a tolerance.
     """
-    windows = [module for module in model.modules() if isinstance(module, WindowAttention)]
+    windows = window_attentions(model)
     if not any(module.window_tolerance for module in windows):
         return {}
     counts = OutsideCounts()
@@ -37,7 +37,7 @@ def outside_shares(task: Task[B], model: nn.Module, split: str) -> dict[str, flo
 
     number = len(task.lengths(split)[0])
     rows = sorted(set(np.linspace(0, number - 1, EXAMPLES).round().astype(int).tolist())) if number else []
-    with evaluating(model) as device, watched(model, watcher):
+    with evaluating(model) as device, watched(windows, watcher):
         for row in rows:
             task.loss(model, task.collate(split, np.array([row])).to(device))
     return {"keys_outside": counts.keys_share, "tiles_outside": counts.tiles_share}

@@ -1,4 +1,4 @@
-"""Capture what the attentions of a model do while it runs, without a trace of it in their code."""
+"""Capture what the attentions of a model do while it runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from diffwindow.attention.stacked_attention import Maps, StackedAttention
-from diffwindow.attention.visibility import EVERYTHING, Visibility
+from diffwindow.attention.visibility import Visibility
+from diffwindow.attention.watching import watched
 from diffwindow.attention.window_attention import WindowAttention
 from diffwindow.models.window_adapter import WindowAdapter
 from diffwindow.ops import WindowMaps
@@ -70,7 +71,7 @@ def capture(
             if isinstance(module, WindowAdapter):
                 stack.enter_context(_recorded_added(module, call, calls[name]))
             else:
-                stack.enter_context(_recorded(module, call, calls[name]))
+                stack.enter_context(watched([module], partial(_record, calls[name], call)))
         yield trace
     joined = {name: _joined(of_module) for name, of_module in calls.items() if of_module}
     if not joined:
@@ -80,29 +81,16 @@ def capture(
         trace.tokens = trace.with_tokens(tokens).tokens
 
 
-@contextmanager
-def _recorded(
-    module: StackedAttention, call: Callable[[Maps, Visibility], _Call], into: list[_Call]
-) -> Iterator[None]:
-    """Keep the maps of each call of `attend` or `maps` while the context runs."""
-    attend, maps = module.attend, module.maps
-
-    def recording_maps(queries: Any, keys: Any, visibility: Visibility = EVERYTHING) -> Maps:
-        result = maps(queries, keys, visibility)
-        into.append(call(result, visibility))
-        return result
-
-    def recording_attend(queries: Any, keys: Any, visibility: Visibility = EVERYTHING) -> Any:
-        before = len(into)
-        output = attend(queries, keys, visibility)
-        # some kinds compute their maps to attend, and have recorded them by now
-        if len(into) == before:
-            with torch.no_grad():
-                recording_maps(queries, keys, visibility)
-        return output
-
-    with _replaced(module, "attend", recording_attend), _replaced(module, "maps", recording_maps):
-        yield
+def _record(
+    into: list[_Call],
+    call: Callable[[Maps, Visibility], _Call],
+    attention: StackedAttention,
+    queries: Tensor,
+    keys: Tensor,
+    visibility: Visibility,
+) -> None:
+    with torch.no_grad():
+        into.append(call(attention.maps(queries, keys, visibility), visibility))
 
 
 @contextmanager
@@ -124,20 +112,6 @@ def _recorded_added(
         yield
     finally:
         handle.remove()
-
-
-@contextmanager
-def _replaced(module: nn.Module, name: str, method: Callable[..., Any]) -> Iterator[None]:
-    """Put a method in the place of a module's own for a while."""
-    before = module.__dict__.get(name)
-    module.__dict__[name] = method
-    try:
-        yield
-    finally:
-        if before is None:
-            del module.__dict__[name]
-        else:
-            module.__dict__[name] = before
 
 
 def _call(maps: Maps, visibility: Visibility, *, row: int, crosses: bool) -> _Call:
