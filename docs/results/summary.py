@@ -135,7 +135,7 @@ def draw(found: list[dict[str, Any]], path: Path) -> None:
     axes.set_ylim(len(found) - 0.5, -0.5)
     axes.tick_params(axis="x", labelsize=8)
     figure.supxlabel(
-        "gain over the plain model: points of accuracy, BLEU, fall of the perplexity\n"
+        "gain over the plain model, or the named one: points of accuracy, BLEU, fall of the perplexity\n"
         "lines: 95 % intervals; white: one seed, interval of the test examples alone",
         fontsize=7,
     )
