@@ -188,13 +188,13 @@ def test_tuning_keeps_the_fastest_blocks_that_fit(monkeypatch):
     monkeypatch.setattr(triton_tuning, "_fastest", {})
     tried = []
 
-    def seconds(run, blocks):
+    def milliseconds(run, blocks):
         run(blocks)
         tried.append(blocks)
         # the third candidate is the fastest; one takes forever, as blocks do that do not fit
         return {3: 0.1, 4: math.inf}.get(len(tried), 1.0)
 
-    monkeypatch.setattr(triton_tuning, "seconds", seconds)
+    monkeypatch.setattr(triton_tuning, "milliseconds", milliseconds)
     config = Configuration(**SMALL)
     inputs = [x.float() for x in tensors(config)]
     results = [call(inputs, impl="triton") for _ in range(2)]
