@@ -34,9 +34,7 @@ class RelativeAttention(StackedAttention):
     def reset_parameters(self) -> None:
         """Initialise: Xavier-uniform weights and tables, zero biases."""
         super().reset_parameters()
-        # not there yet in the constructor of the base class
-        if "value_table" in self._parameters:
-            self._reset_tables()
+        self._reset_tables()
 
     def _reset_tables(self) -> None:
         nn.init.xavier_uniform_(self.key_table)
@@ -115,9 +113,7 @@ class GaussianAttention(StackedAttention):
     def reset_parameters(self) -> None:
         """Initialise: Xavier-uniform weights, zero biases."""
         super().reset_parameters()
-        # not there yet in the constructor of the base class
-        if "pointer" in self._modules:
-            self.pointer.reset_parameters()
+        self.pointer.reset_parameters()
 
     def maps(
         self,

@@ -86,10 +86,9 @@ class GlobalAttention(StackedAttention):
     def reset_parameters(self) -> None:
         """Initialise: Xavier-uniform weights, zero biases, and what the bias of the scores learns."""
         super().reset_parameters()
-        # not there yet in the constructor of the base class
-        if (score_bias := self.__dict__.get("score_bias")) is None:
+        if self.score_bias is None:
             return
-        for name, fresh in score_bias.learned(self.embed_dim, self.num_heads, self.size).items():
+        for name, fresh in self.score_bias.learned(self.embed_dim, self.num_heads, self.size).items():
             own = getattr(self, name)
             if isinstance(fresh, nn.Module):
                 own.load_state_dict(fresh.state_dict())

@@ -74,7 +74,8 @@ class StackedAttention(nn.Module):
         self._key_width = num_heads * sum(self._key_dims)
         self.in_proj = nn.Linear(embed_dim, self._query_width + self._key_width, bias=bias)
         self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
-        self.reset_parameters()
+        # not that of a kind, whose own parameters are not there yet
+        StackedAttention.reset_parameters(self)
 
     def reset_parameters(self) -> None:
         """Initialise: Xavier-uniform weights and zero biases."""

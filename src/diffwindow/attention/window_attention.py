@@ -130,11 +130,10 @@ class WindowAttention(StackedAttention):
     def reset_parameters(self) -> None:
         """Initialise: Xavier-uniform weights, zero biases and gate."""
         super().reset_parameters()
-        # not there yet in the constructor of the base class
-        if (gate := self._parameters.get("gate")) is not None:
-            nn.init.zeros_(gate)
-        if (key_table := self._parameters.get("key_table")) is not None:
-            nn.init.xavier_uniform_(key_table)
+        if self.gate is not None:
+            nn.init.zeros_(self.gate)
+        if self.key_table is not None:
+            nn.init.xavier_uniform_(self.key_table)
 
     def local_query_rows(self) -> slice:
         """Return the rows of the stacked projection that make the queries of the local score, if any."""

@@ -11,7 +11,7 @@ from transformers.masking_utils import sdpa_mask
 from diffwindow.attention.visibility import hidden
 
 IMPLEMENTATION = "diffwindow"
-# The name of an WindowAdapter in its attention module.
+# The name of a WindowAdapter in its attention module.
 CHILD = "added_window"
 # Arguments of the interface that change the scores in ways that windows do not know.
 UNSUPPORTED = ("softcap", "s_aux", "cache")
