@@ -31,10 +31,9 @@ def read_masks(
         masks.append(attn_mask.view(batch, heads, queries, keys) if attn_mask.dim() == 3 else attn_mask)
     visible, bias = None, None
     for mask in masks:
-        hides = hidden(mask)
+        hides, added = (mask, None) if mask.dtype == torch.bool else split_float_mask(mask)
         visible = ~hides if visible is None else visible & ~hides
-        if mask.dtype != torch.bool:
-            added = mask.masked_fill(hides, 0.0)
+        if added is not None:
             bias = added if bias is None else bias + added
     return visible, bias
 
@@ -58,6 +57,12 @@ def first_true(mask: Bool[Tensor, "b n"]) -> Int[Tensor, " b"]:
 def hidden(mask: Tensor) -> Bool[Tensor, "..."]:
     """Return where a PyTorch mask hides: where a boolean one is True, or a float one at most `HIDING`."""
     return mask if mask.dtype == torch.bool else mask <= HIDING
+
+
+def split_float_mask(mask: Float[Tensor, "..."]) -> tuple[Bool[Tensor, "..."], Float[Tensor, "..."]]:
+    """Split a float mask into where it hides and what it adds to the other scores."""
+    hides = hidden(mask)
+    return hides, mask.masked_fill(hides, 0.0)
 
 
 def _check_mask(name: str, mask: Tensor, shapes: list[tuple[int, ...]]) -> None:

@@ -8,7 +8,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from diffwindow.attention.visibility import hidden
+from diffwindow.attention.visibility import split_float_mask
 
 IMPLEMENTATION = "diffwindow"
 # The name of a WindowAdapter in its attention module.
@@ -95,6 +95,5 @@ def _mask_and_bias(
             f"the mask of each query is {attention_mask.dtype}; pass booleans, True where it may look, or "
             "floats to add to the scores"
         )
-    hides = hidden(attention_mask)
-    added = attention_mask.masked_fill(hides, 0.0)
+    hides, added = split_float_mask(attention_mask)
     return ~hides, added if position_bias is None else added + position_bias

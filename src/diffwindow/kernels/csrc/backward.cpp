@@ -62,8 +62,8 @@ struct Gradients {  // sums for a head's keys and values, fp32, rows zero-padded
 };
 
 struct TilePointers {  // what later sweeps need to know of a tile's pointers
-  PanelBits inside;         // the panels whose windows reach the tile: φ dφ was stored there
-  PanelBits some;           // the panels with something in the tile, be it the window or a pointer
+  PanelBits inside;  // the panels whose windows reach the tile: φ dφ was stored there
+  PanelBits some;    // the panels with something in the tile, be it the window or a pointer
   // Per panel: sums of φ in the tile and after it; Σ dF in it; and what dφ has in common over its keys.
   alignas(64) float mass[kMaxPanels][kSides][kPanel], after[kMaxPanels][kSides][kPanel];
   alignas(64) float grad_f[kMaxPanels][kSides][kPanel], slope[kMaxPanels][kSides][kPanel];
