@@ -15,8 +15,11 @@ from diffwindow import (
 )
 from diffwindow.data.tokenizer import Tokenizer
 from diffwindow.decoding.beam import beam_search, greedy_search
+from diffwindow.decoding.generate import Sampling
 from diffwindow.decoding.search_start import continuation_start, translation_start
+from diffwindow.files import write_json
 from diffwindow.hf.auto_models import as_transformers, transformers_tokenizer
+from diffwindow.inference.model import load
 
 SIZES = {"vocab_size": 12, "embed_dim": 16, "ffn_dim": 24, "num_heads": 2}
 
@@ -240,41 +243,50 @@ def test_the_auto_classes_load_what_was_saved(build, auto, tmp_path):
         assert loaded.generation_config.suppress_tokens == [0, 1]
 
 
-def test_pipelines(tmp_path):
+def saved(model, tokenizer, folder, **options):
+    """Save a model, its tokenizer and its task as training does; return the first two for transformers."""
+    model.save_pretrained(folder, tokenizer)
+    write_json(folder / "task.json", {"corpus": "mine", "moses": {}, "options": options})
+    return as_transformers(model), transformers_tokenizer(folder)
+
+
+@pytest.mark.parametrize("block_size", [None, 8])
+def test_a_pipeline_generates_as_our_own(block_size, tmp_path):
     tokenizer = Tokenizer.train_bpe(["the key is here", "the keys are here"], 270)
-    tokenizer.save(tmp_path / "tokenizer.json")
     sizes = SIZES | {"vocab_size": tokenizer.vocab_size}
-    config = LanguageModelConfig(**sizes, num_layers=1, attention="Dec(AW)")
-    prompt = torch.tensor([[1, *tokenizer.encode("the key")]])
-    for seed in range(20):
-        model = sharpened(LanguageModel(config), seed)
-        (ours,) = greedy_search(model, continuation_start(model, prompt, limit=4))
+    for seed in range(50):
+        model = sharpened(
+            LanguageModel(LanguageModelConfig(**sizes, num_layers=1, attention="Dec(AW)")), seed
+        )
+        wrapped, fast = saved(model, tokenizer, tmp_path, block_size=block_size)
+        (ours,) = load(tmp_path).generate("the key", Sampling(temperature=0, max_tokens=4))
         # whole letters only: a pipeline decodes the prompt and its continuation apart
-        if tokenizer.decode(ours.tokens).isascii() and len(ours.tokens) == 4 and 3 not in ours.tokens:
+        if ours.isascii() and len(tokenizer.encode(ours)) == len(tokenizer.encode("the key")) + 4:
             break
     else:
         raise AssertionError("no model of these writes whole letters")
-    generator = transformers.pipeline(
-        "text-generation",
-        model=as_transformers(model),
-        tokenizer=transformers_tokenizer(tmp_path, "language_model"),
-        device="cpu",
+    pipe = transformers.pipeline("text-generation", model=wrapped, tokenizer=fast, device="cpu")
+    (found,) = pipe("the key", max_new_tokens=4, do_sample=False)
+    assert found["generated_text"] == ours
+
+
+def test_a_pipeline_classifies_as_our_own(tmp_path):
+    tokenizer = Tokenizer.train_bpe(["the key is here", "the keys are here"], 270)
+    sizes = SIZES | {"vocab_size": tokenizer.vocab_size}
+    model = sharpened(Classifier(ClassifierConfig(**sizes, num_classes=3)))
+    wrapped, fast = saved(model, tokenizer, tmp_path)
+    pipe = transformers.pipeline("text-classification", model=wrapped, tokenizer=fast, device="cpu")
+    found = pipe("the keys are", top_k=None)
+    (ours,) = load(tmp_path).classify(["the keys are"])
+    assert {one["label"]: one["score"] for one in found} == pytest.approx(
+        {f"LABEL_{label}": probability for label, probability in ours.probabilities.items()}, abs=1e-5
     )
-    found = generator("the key", max_new_tokens=4, do_sample=False)[0]["generated_text"]
-    assert found == tokenizer.decode([*tokenizer.encode("the key"), *ours.tokens])
-    classifier = sharpened(Classifier(ClassifierConfig(**sizes, num_classes=3)))
-    pipe = transformers.pipeline(
-        "text-classification",
-        model=as_transformers(classifier),
-        tokenizer=transformers_tokenizer(tmp_path, "classifier"),
-        device="cpu",
-    )
-    (best,) = pipe("the keys are")
-    probability = classifier(torch.tensor([tokenizer.encode("the keys are")])).softmax(-1)
-    assert best["label"] == f"LABEL_{probability.argmax().item()}"
-    assert best["score"] == pytest.approx(probability.max().item(), abs=1e-5)
-    source = transformers_tokenizer(tmp_path, "translator")("the key")["input_ids"]
-    assert source == [*tokenizer.encode("the key"), 2]
+
+
+def test_a_source_has_its_end(tmp_path):
+    tokenizer = Tokenizer.train_bpe(["the key is here"], 262)
+    _, fast = saved(translator(), tokenizer, tmp_path)
+    assert fast("the key")["input_ids"] == [*tokenizer.encode("the key"), 2]
 
 
 @pytest.mark.parametrize(

@@ -34,11 +34,15 @@ from diffwindow.attention.visibility import EVERYTHING, Visibility, first_true, 
 from diffwindow.hf.auto_configs import ClassifierAutoConfig, LanguageModelAutoConfig, TranslatorAutoConfig
 from diffwindow.hf.layer_cache import LayerCache, layer_caches
 from diffwindow.models.build import Model, build_model, read_config
+from diffwindow.models.pretrained import TOKENIZER, read_fields
 from diffwindow.models.translator import Translator
 from diffwindow.special_tokens import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
+from diffwindow.tasks.model_folder import read_record
 
-# What is put around a text: a translator reads sources with their end, a language model begins.
-TEMPLATES = {"translator": "$A </s>", "language_model": "<s> $A", "classifier": "$A"}
+# What is put around a text, as in training: a source or a text to classify has its end, one to go on with its
+# beginning, which in running text is the end of the text before.
+TEMPLATES = {"translator": "$A </s>", "classifier": "$A </s>", "language_model": "<s> $A"}
+RUNNING_TEXT = "</s> $A"
 IGNORED = -100
 # What transformers may pass that would change the outputs; what it passes beside these does not.
 UNSUPPORTED = (
@@ -219,22 +223,24 @@ def as_transformers(model: Model) -> PreTrainedModel:
     return wrapped
 
 
-def transformers_tokenizer(folder: str | Path, model: str) -> PreTrainedTokenizerFast:
-    """Make the tokenizer of a model folder of ours one of transformers; `model` is the kind of model.
+def transformers_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
+    """Make the tokenizer of a model folder of ours one of transformers, for the inputs of its model.
 
-    What Moses does before and after is not part of it.
+    What Moses does before and after is not part of it, nor is the length at which training cut texts.
     """
     from tokenizers.processors import TemplateProcessing
 
+    folder = Path(folder)
+    template = TEMPLATES[read_config(read_fields(folder)).model]
+    if read_record(folder).options.block_size is not None:
+        template = RUNNING_TEXT
     names = dict(enumerate(SPECIAL_TOKENS))
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_file=str(Path(folder) / "tokenizer.json"), pad_token=names[PAD], bos_token=names[BOS],
+        tokenizer_file=str(folder / TOKENIZER), pad_token=names[PAD], bos_token=names[BOS],
         eos_token=names[EOS], unk_token=names[UNK], clean_up_tokenization_spaces=False,
     )  # fmt: skip
     special = [(names[BOS], BOS), (names[EOS], EOS)]
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
-        single=TEMPLATES[model], special_tokens=special
-    )
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single=template, special_tokens=special)
     return tokenizer
 
 
