@@ -50,6 +50,22 @@ def test_a_typed_sentence_is_translated_and_shown(browser, address):
     page.context.close()
 
 
+def test_a_new_sentence_keeps_what_the_reader_chose(browser, address):
+    page = opened(browser, address)
+    page.fill("#text", "my lamp fell")
+    page.press("#text", "Enter")
+    expect(page.locator("#roles label")).to_have_count(3, timeout=20_000)
+    page.click("label[for=role-Enc]")
+    page.select_option("#sort", "entropy")
+    page.fill("#text", "my lamp fell again")
+    page.press("#text", "Enter")
+    expect(page.locator("h1")).to_have_text("my lamp fell again", timeout=20_000)
+    expect(page.locator("#roles label")).to_have_count(3, timeout=20_000)
+    assert page.inner_text("#head-name").startswith("Encoder, layer 1")
+    assert page.input_value("#sort") == "entropy"
+    page.context.close()
+
+
 def test_a_mistake_is_shown_and_the_page_goes_on(browser, address):
     page = opened(browser, address)
     page.fill("#text", "lamp " * 30)

@@ -111,6 +111,52 @@ def test_hovering_a_cell_selects_its_query_and_key_in_all_maps(page):
     assert shown == ["visible"] * 3
 
 
+def test_every_key_of_a_long_text_is_in_its_map(browser, tmp_path):
+    layer = random_layer("Cr", heads=1, queries=3, keys=700, sides=("target", "source"))
+    AttentionTrace([layer]).draw(tmp_path / "long.html")
+    page = opened(browser, (tmp_path / "long.html").as_uri())
+    shown = page.eval_on_selector_all(
+        "#maps svg",
+        """all => all.map((one) => {
+            const { x, width } = one.querySelector("g > rect").getBBox();
+            return [width, x + width, one.viewBox.baseVal.width];
+        })""",
+    )
+    assert len(shown) == 2
+    assert all(cells >= 700 and end <= width for cells, end, width in shown)
+    # the page does not scroll: each map does
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    page.context.close()
+
+
+def test_a_second_run_of_other_tokens_has_no_crosshair(browser, tmp_path):
+    other = small_trace(label="Global", seed=5).with_tokens(["a", "b", "c", "d", "e", "f"])
+    page_text = small_trace().to_html(against=other)
+    (tmp_path / "page.html").write_text(page_text, encoding="utf-8")
+    page = opened(browser, (tmp_path / "page.html").as_uri())
+    shown = page.eval_on_selector_all(
+        "#maps [data-cross=row]", "all => all.map((one) => one.getAttribute('visibility'))"
+    )
+    assert shown == ["visible", "visible", "hidden"]
+    page.context.close()
+
+
+def test_arrow_keys_belong_to_what_has_the_focus(page):
+    before = selected_query(page)
+    page.keyboard.press("Home")
+    assert selected_query(page) == before
+    page.focus("#show-window")
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate("document.activeElement.id") == "show-attention"
+    page.focus("#maps select")
+    page.keyboard.press("ArrowDown")
+    assert page.evaluate("document.activeElement.getAttribute('aria-label')") == "Head of the second run"
+    page.fill("#segment", "2")
+    page.click("#reset")
+    assert page.evaluate("document.activeElement.id") == "segment"
+    assert selected_query(page) == before
+
+
 def test_the_keyboard_moves_query_head_and_layer(page):
     page.focus("#queries")
     page.keyboard.press("Home")

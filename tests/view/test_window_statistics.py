@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -33,11 +35,22 @@ def test_cross_attention_counts_from_the_diagonal():
     assert (row.start, row.end, row.width) == (0.0, 0.0, 1.0)
 
 
-def test_the_width_is_the_sum_of_the_exact_window():
+@pytest.mark.parametrize(("segment_size", "origin"), [(1, 0), (3, 0), (3, 2)])
+def test_the_width_is_the_sum_of_the_exact_window(segment_size, origin):
     layer = random_layer(heads=1, queries=7, keys=7)
+    layer = replace(layer, segment_size=segment_size, segment_origin=origin)
     (row,) = window_statistics([AttentionTrace([layer])])
-    phi = [torch.from_numpy(x).double() for x in (layer.phi_left, layer.phi_right)]
-    assert row.width == pytest.approx(soft_window(*phi, expectation="exact").sum(-1).mean().item(), abs=1e-6)
+    phi = [torch.from_numpy(x).double()[None] for x in (layer.phi_left, layer.phi_right)]
+    segments = {"segment_size": segment_size, "segment_origin": torch.tensor([origin])}
+    window = soft_window(*phi, **segments, expectation="exact")
+    assert row.width == pytest.approx(window.sum(-1).mean().item(), abs=1e-6)
+
+
+def test_a_window_covers_the_whole_segments_of_its_boundaries():
+    layer = replace(pointing([3], [3], 8).layers[0], segment_size=5)
+    (row,) = window_statistics([AttentionTrace([layer])])
+    # the query is the last of eight keys
+    assert (row.start, row.end, row.width) == (0 - 7, 4 - 7, 5)
 
 
 def test_queries_that_see_nothing_do_not_count():

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from diffwindow.arguments import check_tolerance
+from diffwindow.functional import segment_bounds
 from diffwindow.metrics.window_tiles import OutsideCounts, count_outside
 from diffwindow.view.trace import AttentionTrace, LayerMaps
 
@@ -22,8 +23,9 @@ Key = tuple[str, int, int]
 class HeadStatistics:
     """Means over the queries of a corpus that see a key; positions are in keys from the query.
 
-    `start` and `end` are the expected places of the two boundaries in order, and `width` = end − start + 1,
-    with its standard deviation over queries. In cross-attention, positions count from the diagonal.
+    `start` and `end` are the expected first and last key of the window: of the two boundaries in order, or of
+    their segments. `width` = end − start + 1, with its standard deviation over queries. In cross-attention,
+    positions count from the diagonal.
     `entropy` is that of the attention, in bits. `keys_outside` is the share of visible keys where the window
     is below a tolerance, and `tiles_outside` that of tiles of 64 queries × 64 keys where it is so throughout,
     which kernels can skip; both are None without a tolerance.
@@ -95,8 +97,10 @@ def _measured(maps: LayerMaps) -> list[NDArray[np.float64]]:
     assert maps.phi_right is not None
     left, right = (phi.astype(np.float64).cumsum(-1) for phi in (maps.phi_left, maps.phi_right))
     seen = left[..., -1] > 0.5
-    start, end = _expected_key(1 - (1 - left) * (1 - right)), _expected_key(left * right)
     _, queries, keys = left.shape
+    origin = torch.tensor(maps.segment_origin)
+    first, last = (bound.numpy() for bound in segment_bounds(keys, maps.segment_size, origin))
+    start, end = _expected(first, 1 - (1 - left) * (1 - right)), _expected(last, left * right)
     slope = (keys - 1) / (queries - 1) if maps.role == "Cr" and queries > 1 else 1.0
     # a self-attention that has a cache has fewer queries than keys: they are the last of them
     place = np.arange(queries) * slope + (keys - queries if maps.role != "Cr" else 0)
@@ -105,9 +109,9 @@ def _measured(maps: LayerMaps) -> list[NDArray[np.float64]]:
     return [found[:, head, seen[head]] for head in range(len(left))]
 
 
-def _expected_key(sums: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the mean of a place whose distribution has these prefix sums: Σ_i P(place > i)."""
-    mean: NDArray[np.float64] = (sums[..., -1:] - sums).sum(-1)
+def _expected(values: NDArray[np.int64], sums: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the mean of a value per key, where the keys' distribution has these prefix sums."""
+    mean: NDArray[np.float64] = (np.diff(sums, axis=-1, prepend=0.0) * values).sum(-1)
     return mean
 
 

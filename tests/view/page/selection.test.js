@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { goldOf, headMaps, headMeasures, initialSelection, sortedHeads } from "../../../src/diffwindow/view/page/selection.js";
+import { goldOf, headMaps, headMeasures, initialSelection, keptSelection, sortedHeads, sortsOf } from "../../../src/diffwindow/view/page/selection.js";
 import { prefixSums } from "../../../src/diffwindow/view/page/window.js";
 
 const oneHot = (place, size) => Float32Array.from({ length: size }, (_, i) => Number(i === place));
@@ -29,6 +29,22 @@ test("a page starts at the head that fits the gold span best", () => {
 
 test("without a gold span it starts at the narrowest window", () => {
   assert.equal(initialSelection([{ ...run(), gold: null }]).head, 1);
+});
+
+test("new data keeps the selection, or starts anew where its layer is not there", () => {
+  const runs = [{ ...run(), gold: null }];
+  const first = initialSelection(runs);
+  const before = { ...first, head: 0, merge: true, sort: "entropy", query: 7, key: 2 };
+  assert.deepEqual(keptSelection(runs, before, first), { ...before, query: 0, key: null });
+  assert.equal(keptSelection(runs, { ...before, role: "Enc" }, first), first);
+});
+
+test("a role without windows or a gold span has no order by them", () => {
+  const one = run();
+  assert.ok(sortsOf(one, settings).includes("overlap"));
+  const [layer] = one.snapshots[0].layers;
+  const plain = { ...one, gold: null, snapshots: [{ label: "final", layers: [{ ...layer, left: null }] }] };
+  assert.deepEqual(sortsOf(plain, settings), ["layer", "entropy", "distance"]);
 });
 
 test("windows come from the pointers, with the settings of the page", () => {

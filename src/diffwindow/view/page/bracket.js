@@ -63,7 +63,7 @@ function windowLane({ window, layout, top, steps, theme, base, gold }) {
   const y = (value) => base - (Math.min(value, top) / top) * LANE.window;
   parts.push(svg("line", { x1: 0, x2: layout.width, y1: base, y2: base, stroke: theme.line }));
   if (!window) {
-    parts.push(svg("text", { x: layout.width / 2, y: base - LANE.window / 2, fill: theme.muted, "text-anchor": "middle" }, "This attention has no window: it looks everywhere."));
+    parts.push(svg("text", { x: layout.width / 2, y: base - LANE.window / 2, fill: theme.muted, "text-anchor": "middle" }, "This attention has no learned window."));
     return parts;
   }
   for (let value = 1; value <= top; value++) {

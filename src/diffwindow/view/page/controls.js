@@ -1,7 +1,7 @@
 // The controls: each shows the selection and changes it.
 
 import { byId, html } from "./dom.js";
-import { SORTS, layerOf, layersOf, rolesOf, sortedHeads, windowSettings } from "./selection.js";
+import { SORTS, layerOf, layersOf, rolesOf, sortedHeads, sortsOf, windowSettings } from "./selection.js";
 
 const ROLES = { Enc: "Encoder", Cr: "Cross-attention", Dec: "Decoder" };
 
@@ -9,22 +9,29 @@ export function roleName(role) {
   return ROLES[role] ?? role;
 }
 
-/** Make a group of radio buttons that look like one switch. */
+/** Make a group of radio buttons that look like one switch; buttons that are there already stay, and keep the focus. */
 function fillSwitch(box, name, choices, chosen, choose) {
-  box.replaceChildren(
-    ...choices.map(([value, label]) => {
-      const input = html("input", { type: "radio", name, value, id: `${name}-${value}` });
-      input.checked = value === chosen;
-      input.addEventListener("change", () => choose(value));
-      return html("label", { for: input.id }, input, html("span", {}, label));
-    }),
-  );
+  const present = [...box.querySelectorAll("input")].map((input) => input.value);
+  if (present.join() !== choices.map(([value]) => value).join()) {
+    box.replaceChildren(
+      ...choices.map(([value, label]) => {
+        const input = html("input", { type: "radio", name, value, id: `${name}-${value}` });
+        return html("label", { for: input.id }, input, html("span", {}, label));
+      }),
+    );
+  }
+  for (const input of box.querySelectorAll("input")) input.checked = input.value === chosen;
+  box.onchange = (event) => choose(event.target.value);
 }
 
 /** Connect the controls once; `change` takes what is new in the selection. */
 export function connectControls(view, change) {
   byId("segment").addEventListener("input", (event) => change({ segmentSize: Number(event.target.value) }));
-  byId("reset").addEventListener("click", () => change({ segmentSize: null, expectation: null }));
+  byId("reset").addEventListener("click", () => {
+    change({ segmentSize: null, expectation: null });
+    // the button is hidden now
+    byId("segment").focus();
+  });
   byId("merge").addEventListener("change", (event) => change(mergeChange(view, event.target.checked)));
   byId("sort").addEventListener("change", (event) => change({ sort: event.target.value }));
   byId("checkpoint").addEventListener("input", (event) => change({ snapshot: Number(event.target.value) }));
@@ -60,9 +67,8 @@ export function showControls({ runs, selection }, change) {
   const subwords = layer.queryTokens.words.length !== new Set(layer.queryTokens.words).size || layer.keyTokens.words.length !== new Set(layer.keyTokens.words).size;
   byId("merge").checked = selection.merge;
   byId("merge").parentElement.hidden = !subwords && !selection.merge;
-  const gold = run.gold?.role === selection.role;
-  const sorts = Object.entries(SORTS).filter(([name]) => (name !== "overlap" || gold) && (name !== "width" || anyWindow));
-  byId("sort").replaceChildren(...sorts.map(([value, { name }]) => html("option", { value, selected: value === selection.sort }, name)));
+  const sorts = sortsOf(run, selection).map((value) => html("option", { value, selected: value === selection.sort }, SORTS[value].name));
+  byId("sort").replaceChildren(...sorts);
   byId("checkpoints").hidden = run.snapshots.length < 2;
   byId("checkpoint").max = run.snapshots.length - 1;
   byId("checkpoint").value = selection.snapshot;
@@ -87,8 +93,7 @@ function roleChange(run, selection, role) {
   const layers = layersOf(run, selection.snapshot, role);
   const layer = layers.find((one) => one.left) ?? layers[0];
   const queries = selection.merge ? new Set(layer.queryTokens.words).size : layer.numQueries;
-  const sort = selection.sort === "overlap" && run.gold?.role !== role ? "layer" : selection.sort;
-  return { role, layer: layer.layer, head: 0, query: queries - 1, key: null, segmentSize: null, expectation: null, sort };
+  return { role, layer: layer.layer, head: 0, query: queries - 1, key: null, segmentSize: null, expectation: null };
 }
 
 /** Return what an arrow key changes: the query (left, right), the head (up, down) or the layer (page keys). */

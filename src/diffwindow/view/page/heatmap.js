@@ -2,29 +2,33 @@
 
 import { FONT } from "./bracket.js";
 import { fitted, svg, textWidth } from "./dom.js";
-import { levelOf, levels } from "./palette.js";
+import { levelOf, levels, rgb } from "./palette.js";
 
 const LABEL_FONT = `11px ${FONT}`;
 const BAR = 46;
 
-/** Return the place of the cells in a drawing `width` wide: its margins, the size of a cell, the height. */
+/**
+ * Return the place of the cells in a drawing: its margins, the size of a cell, the size of it all.
+ *
+ * It is `width` wide, or wider where that leaves less than a pixel per key.
+ */
 export function geometry(rowLabels, columnLabels, width) {
   const longest = (labels) => Math.min(Math.max(0, ...labels.map((label) => textWidth(label, LABEL_FONT))), 84);
   const left = longest(rowLabels) + 10;
   const top = longest(columnLabels) + 10;
   const cell = Math.max(Math.min((width - left - 2) / columnLabels.length, 30), 1);
-  return { left, top, cell, height: top + cell * rowLabels.length + BAR };
+  return { left, top, cell, width: Math.max(width, left + cell * columnLabels.length + 2), height: top + cell * rowLabels.length + BAR };
 }
 
 /** Draw a matrix with its labels and colour bar; `highest` is the value of the last colour. */
-export function drawHeatmap({ title, values, rowLabels, columnLabels, highest, scale, theme, width, gold }) {
-  const { left, top, cell, height } = geometry(rowLabels, columnLabels, width);
+export function drawHeatmap({ title, values, rowLabels, columnLabels, highest, scale, theme, place, gold }) {
+  const { left, top, cell, width, height } = place;
   const [rows, columns] = [rowLabels.length, columnLabels.length];
   const drawn = svg("svg", {
     width, height, viewBox: `0 0 ${width} ${height}`, "font-family": FONT, "font-size": 11, role: "img",
     "aria-label": `${title}: ${rows} queries by ${columns} keys, from 0 to ${highest.toFixed(3)}`,
   });
-  const colours = levels(theme.scales[scale]);
+  const colours = levels(theme.scales[scale]).map(rgb);
   const paths = colours.map(() => "");
   values.forEach((value, index) => {
     const level = levelOf(value / highest);
@@ -39,8 +43,8 @@ export function drawHeatmap({ title, values, rowLabels, columnLabels, highest, s
   drawn.append(cells, svg("rect", { ...frame, x: left, y: top, width: cell * columns, height: cell * rows, stroke: theme.line }));
   drawn.append(...axisLabels({ rowLabels, columnLabels, left, top, cell, theme }));
   if (gold) {
-    const place = { x: left + gold.first * cell, y: top + gold.query * cell, width: (gold.last - gold.first + 1) * cell, height: cell };
-    drawn.append(svg("rect", { ...frame, ...place, stroke: theme.gold, "stroke-width": 2, "data-part": "gold" }));
+    const span = { x: left + gold.first * cell, y: top + gold.query * cell, width: (gold.last - gold.first + 1) * cell, height: cell };
+    drawn.append(svg("rect", { ...frame, ...span, stroke: theme.gold, "stroke-width": 2, "data-part": "gold" }));
   }
   for (const part of ["row", "column"]) drawn.append(svg("rect", { ...frame, stroke: theme.focus, "stroke-width": 1.25, "data-cross": part }));
   drawn.append(...colourBar({ colours, highest, theme, x: left, y: top + cell * rows + 12, width: Math.min(cell * columns, 160) }));
@@ -73,7 +77,7 @@ function colourBar({ colours, highest, theme, x, y, width }) {
     bar,
     svg("rect", { x, y, width, height: 8, fill: "none", stroke: theme.line }),
     label(x, "start", "0"),
-    label(x + width, "end", String(Number(highest.toFixed(2)))),
+    label(x + width, "end", String(Number(highest.toPrecision(3)))),
   ];
 }
 
@@ -84,7 +88,7 @@ export function moveCross(drawn, { left, top, cell }, { query, key, rows, column
     for (const [name, value] of Object.entries({ x, y, width, height })) rect.setAttribute(name, value);
     rect.setAttribute("visibility", width > 0 ? "visible" : "hidden");
   };
-  place("row", left, top + query * cell, cell * columns, cell);
+  place("row", left, top + query * cell, query < 0 ? 0 : cell * columns, cell);
   place("column", left + (key ?? 0) * cell, top, key === null ? 0 : cell, cell * rows);
   for (const [kind, index] of [["row", query], ["column", key]]) {
     for (const label of drawn.querySelectorAll(`[data-${kind}]`)) {

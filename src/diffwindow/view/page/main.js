@@ -8,19 +8,21 @@ import { cellAt, drawHeatmap, geometry, moveCross } from "./heatmap.js";
 import { connectLive } from "./live.js";
 import { THEMES } from "./palette.js";
 import { asPng, asText, compose, save } from "./picture.js";
-import { MEAN, goldOf, headMaps, initialSelection, layerOf, windowSettings } from "./selection.js";
+import { MEAN, goldOf, headMaps, initialSelection, keptSelection, layerOf, sortsOf, windowSettings } from "./selection.js";
 import { fillTable, sentence } from "./table.js";
 import { drawThumbnails } from "./thumbnails.js";
 
-const view = { page: null, runs: [], selection: null, theme: null, maps: null, layer: null, panels: [] };
+// `kept` is the selection that new data keeps where it can: the first one, then what the reader chose
+const view = { page: null, runs: [], selection: null, kept: null, theme: null, maps: null, layer: null, panels: [] };
 
 /** Change the selection and show it. */
 function change(changes) {
   if (!changes) return;
   Object.assign(view.selection, changes);
   const moved = Object.keys(changes).every((name) => name === "query" || name === "key");
-  if (moved) showQuery();
-  else showAll();
+  if (moved) return showQuery();
+  view.kept = view.selection;
+  showAll();
 }
 
 function showAll() {
@@ -29,11 +31,14 @@ function showAll() {
   if (view.selection.head !== MEAN) view.selection.head = Math.min(view.selection.head, view.layer.heads - 1);
   view.maps = headMaps(view.layer, view.selection.head, view.selection);
   view.selection.query = Math.min(view.selection.query, view.maps.numQueries - 1);
+  if (!sortsOf(run, view.selection).includes(view.selection.sort)) view.selection.sort = "layer";
   showControls(view, change);
   showHeading();
   showQueries();
   view.panels = panels(panelWidth());
+  const focused = byId("maps").contains(document.activeElement);
   byId("maps").replaceChildren(...view.panels.map((panel, index) => panelBox(panel, index)));
+  if (focused) byId("maps").querySelector("select")?.focus();
   drawThumbnails(byId("thumbnails"), run, view.selection, view.theme, change);
   showQuery();
 }
@@ -103,8 +108,8 @@ function panels(width) {
   }
   return found.map((panel) => {
     const highest = panel.scale === "window" ? windowTop(panel.values) : panel.values.reduce((most, value) => Math.max(most, value), 1e-9);
-    const drawn = drawHeatmap({ ...panel, title: panel.name, highest, theme, width });
-    return { ...panel, drawn, place: geometry(panel.rowLabels, panel.columnLabels, width) };
+    const place = geometry(panel.rowLabels, panel.columnLabels, width);
+    return { ...panel, place, drawn: drawHeatmap({ ...panel, title: panel.name, highest, theme, place }) };
   });
 }
 
@@ -224,8 +229,7 @@ function connectPage() {
     if (key !== undefined && view.layer.queries === view.layer.keys) change({ query: Number(key) });
   });
   document.addEventListener("keydown", (event) => {
-    const at = document.activeElement;
-    if ((at !== document.body && at !== byId("queries")) || event.altKey || event.ctrlKey || event.metaKey) return;
+    if (document.activeElement !== byId("queries") || event.altKey || event.ctrlKey || event.metaKey) return;
     const changes = view.selection && keyChange(view, event.key, view.maps.numQueries);
     if (!changes) return;
     event.preventDefault();
@@ -243,14 +247,8 @@ function connectPage() {
 /** Show new data; a server may bring some at any time. */
 async function load(page) {
   const runs = await readRuns(page);
-  const before = view.selection;
-  Object.assign(view, { page, runs, selection: initialSelection(runs) });
-  // a new sentence keeps the head that was looked at
-  if (before && layerOf(runs[0], { ...before, snapshot: view.selection.snapshot })) {
-    const { role, layer, head, sort, show } = before;
-    Object.assign(view.selection, { role, layer, head, sort, show });
-    if (role !== runs[0].gold?.role) view.selection.query = layerOf(runs[0], view.selection).numQueries - 1;
-  }
+  const first = initialSelection(runs);
+  Object.assign(view, { page, runs, kept: view.kept ?? first, selection: keptSelection(runs, view.kept ?? first, first) });
   byId("main").hidden = false;
   showAll();
 }

@@ -33,9 +33,9 @@ export function colourAt(stops, share) {
   return from.map((value, i) => Math.round(value + (to[i] - value) * (place - index)));
 }
 
-/** Return the colours of `LEVELS` equal steps of a scale, as text. */
+/** Return the colours [r, g, b] of `LEVELS` equal steps of a scale. */
 export function levels(stops) {
-  return Array.from({ length: LEVELS }, (_, i) => rgb(colourAt(stops, i / (LEVELS - 1))));
+  return Array.from({ length: LEVELS }, (_, i) => colourAt(stops, i / (LEVELS - 1)));
 }
 
 /** Return which of the `LEVELS` steps a share between 0 and 1 falls on. */

@@ -28,6 +28,15 @@ export function initialSelection(runs) {
   return { ...selection, layer: best.layer.layer, head: best.head };
 }
 
+/** Return the selection `before` on new data, at the query and checkpoint of `first`; or `first`, if its layer is not there. */
+export function keptSelection(runs, before, first) {
+  const { snapshot } = first;
+  const layer = layerOf(runs[0], { ...before, snapshot });
+  if (!layer) return first;
+  const query = runs[0].gold?.role === layer.role ? runs[0].gold.query : layer.numQueries - 1;
+  return { ...before, snapshot, key: null, query: before.merge ? layer.queryTokens.words[query] : query };
+}
+
 export function rolesOf(run) {
   return [...new Set(run.snapshots[0].layers.map((layer) => layer.role))];
 }
@@ -155,6 +164,13 @@ export const SORTS = {
   distance: { name: "locality, nearest first", unit: "keys away" },
   overlap: { name: "overlap with the gold span", unit: "of gold", descending: true },
 };
+
+/** Return the names of the orders that the heads of a role have. */
+export function sortsOf(run, { snapshot, role }) {
+  const gold = run.gold?.role === role;
+  const windowed = layersOf(run, snapshot, role).some((one) => one.left);
+  return Object.keys(SORTS).filter((name) => (name !== "overlap" || gold) && (name !== "width" || windowed));
+}
 
 /** Return the heads of a role as { layer, head, measures }, in the order that is asked for. */
 export function sortedHeads(run, selection) {

@@ -20,7 +20,7 @@ function sum(row) {
   return total;
 }
 
-/** Return the mean number of keys in an exact window: Σ_k M, the expected distance of the boundaries + 1. */
+/** Return the mean number of keys in an exact window: Σ_k M, the expected distance of its first and last key + 1. */
 export function meanWidth(window, numQueries, numKeys) {
   return meanOverRows(window, numQueries, numKeys, (row) => sum(row) || NaN);
 }

@@ -2,7 +2,7 @@
 
 import { windowTop } from "./bracket.js";
 import { html, shown } from "./dom.js";
-import { colourAt } from "./palette.js";
+import { levelOf, levels } from "./palette.js";
 import { MEAN, SORTS, headMaps, layersOf, sortedHeads } from "./selection.js";
 
 /** Paint a matrix on a canvas, one pixel per cell; the page scales it up without smoothing. */
@@ -11,7 +11,8 @@ export function paint(canvas, values, rows, columns, highest, stops) {
   canvas.height = rows;
   const context = canvas.getContext("2d");
   const image = context.createImageData(columns, rows);
-  values.forEach((value, index) => image.data.set([...colourAt(stops, value / highest), 255], 4 * index));
+  const colours = levels(stops).map((colour) => [...colour, 255]);
+  values.forEach((value, index) => image.data.set(colours[levelOf(value / highest)], 4 * index));
   context.putImageData(image, 0, 0);
 }
 
