@@ -8,7 +8,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -49,9 +49,13 @@ def write_atomically(path: Path, content: bytes, *, follow_link: bool = False) -
         temporary.write_bytes(content)
 
 
-def remove_temporaries(folder: Path) -> None:
-    """Remove the unfinished files of killed processes; no other process may be writing in the folder."""
-    for path in (*folder.glob(".*.tmp"), *folder.glob(".*.old")):
+def remove_temporaries(folder: Path, names: Sequence[str] = ("*",)) -> None:
+    """Remove what killed processes left of files and folders with these names, which may be patterns.
+
+    No other process may be writing them, and a folder that holds files of others needs their names.
+    """
+    endings = (".tmp", ".*.tmp", ".old")
+    for path in {path for name in names for ending in endings for path in folder.glob(f".{name}{ending}")}:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:

@@ -6,6 +6,7 @@ from diffwindow.data.corpora import recipe_of
 from diffwindow.data.prepare import prepare
 from diffwindow.data.store import Store
 from diffwindow.data.tokenizer import Tokenizer
+from diffwindow.decoding.translate import Search, translate
 from diffwindow.inference.attention import (
     attention_trace,
     complete,
@@ -16,6 +17,7 @@ from diffwindow.inference.attention import (
     trace_example,
     translation_steps,
 )
+from diffwindow.inference.model import LoadedModel
 from diffwindow.special_tokens import EOS
 from diffwindow.tasks.trained_model import Trained
 from diffwindow.view.trace import GoldSpan
@@ -116,6 +118,30 @@ def test_rows_of_a_corpus_have_gold_spans(tmp_path):
     assert trace.gold == example.gold
     with pytest.raises(ValueError, match="row 20 is not in train, which has rows 0 to 19"):
         row_example(trained, store, "train", 20)
+
+
+def test_rows_of_another_vocabulary_or_task_are_refused(models, tmp_path):
+    prepare(recipe_of("agreement", rows=20, seed=1), tmp_path / "store")
+    store = Store.open(tmp_path / "store")
+    with pytest.raises(ValueError, match="store has another vocabulary than .*classifier"):
+        row_example(models["classifier"], store, "train", 3)
+    translator = Trained.load(save_model(tmp_path / "model", "translator", tokenizer=store.tokenizer))
+    with pytest.raises(ValueError, match="is for classification, which a TranslatorConfig cannot do"):
+        row_example(translator, store, "train", 3)
+
+
+def test_the_translation_is_that_of_the_search(tmp_path):
+    trained = Trained.load(save_model(tmp_path / "model", "translator", seed=1))
+    example = text_example(trained, "my lamp fell")
+    targets = []
+    for search in (Search(), Search(beam=1)):
+        (expected,) = translate(trained.model, trained.tokenizer, [example.ids], search)
+        target = complete(trained, example, search).target
+        assert trained.tokenizer.decode(target) == expected[0].text
+        trace = LoadedModel([trained], search).attention("my lamp fell")
+        assert trace.tokens["translation"] == trained.tokenizer.tokens([*target, EOS])
+        targets.append(target)
+    assert targets[0] != targets[1]
 
 
 def test_live_events_end_with_the_whole_page(models):

@@ -8,7 +8,9 @@ import torch
 import diffwindow
 from diffwindow.data.tokenizer import Tokenizer
 from diffwindow.decoding.generate import Sampling
+from diffwindow.decoding.sampling import sample
 from diffwindow.decoding.search import Constraints
+from diffwindow.decoding.search_start import continuation_start
 from diffwindow.decoding.translate import Search
 from samples.model_folders import SENTENCES, save_model
 
@@ -48,6 +50,17 @@ def test_a_language_model_scores_each_token_and_the_end(folders):
         assert score.token_log_probs == pytest.approx(expected, abs=1e-5)
         assert score.log_prob == pytest.approx(sum(expected), abs=1e-5)
         assert score.tokens == tokenizer.tokens([*ids, 2])
+
+
+def test_continuations_come_likeliest_first(folders):
+    model = diffwindow.load(folders["language"])
+    network, ids = model.members[0].model, model.tokenizer.encode("my")
+    start = continuation_start(network, torch.tensor([[1, *ids]]), limit=12)
+    (drawn,) = sample(network, start, seed=0, samples=8)
+    by_probability = sorted(drawn, key=lambda one: -one.log_prob)
+    assert by_probability != drawn
+    expected = [model.tokenizer.decode([*ids, *one.tokens]) for one in by_probability]
+    assert model.generate("my", Sampling(samples=8, max_tokens=12)) == expected
 
 
 def test_a_translation_scores_as_the_search_says(folders):

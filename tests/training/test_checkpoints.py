@@ -151,7 +151,7 @@ def test_a_full_disk_is_one_sentence_and_leaves_the_last_checkpoint(small_disk, 
     fit(run, max_updates=10)
     status = os.statvfs(small_disk)
     (small_disk / "ballast").write_bytes(bytes(status.f_bavail * status.f_frsize - room))
-    with pytest.raises(TrainingError, match=r"No space left.*checkpoint of update 1\d is good"):
+    with pytest.raises(TrainingError, match=r"No space left.*newest checkpoint is that of update 1\d"):
         fit(run, max_updates=1000, log_every=1)
     (small_disk / "ballast").unlink()
     fit(run, max_updates=30)
@@ -179,7 +179,7 @@ def test_losing_the_right_to_write_is_one_sentence(tmp_path):
     os.waitpid(in_child(write_message), 0)
     run.chmod(0o755)
     assert "Permission denied" in report.read_text()
-    assert "the checkpoint of update 10 is good" in report.read_text()
+    assert "the newest checkpoint is that of update 10" in report.read_text()
     assert outcome(run) == before
 
 

@@ -77,7 +77,7 @@ def test_a_process_that_dies_ends_the_run_with_a_checkpoint(tmp_path, one):
     assert two_processes(run, Signalled(8, signal.SIGKILL)) == [1, -signal.SIGKILL]
     said = (run / "said0").read_text()
     assert "TrainingError: another process of the run ended" in said
-    assert "the checkpoint of update 7 is good" in said
+    assert "the newest checkpoint is that of update 7" in said
     # one process goes on with the batches of both
     fit(run, accumulate=2, **CHANGES)
     assert_same_weights(one / "model", run / "model")

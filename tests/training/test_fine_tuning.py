@@ -65,6 +65,16 @@ def test_windows_learn_and_the_run_resumes_without_its_source(plain, tmp_path):
     assert Trained.load(run).model.config.attention == "Dec(MW,Gate)"
 
 
+def test_without_checkpoints_the_run_starts_from_its_source_again(plain, tmp_path, pair):
+    run = tmp_path / "run"
+    fine_tuned(plain, run, *STILL)
+    shutil.rmtree(run / "checkpoints")
+    model = fine_tuned(plain, run, *STILL)
+    with torch.no_grad():
+        expected, found = Trained.load(plain).model(*pair), model(*pair)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
 def test_the_corpus_is_prepared_with_the_vocabulary_of_the_source(plain, tmp_path):
     fine_tuned(plain, tmp_path / "run", "data.seed=9")
     assert (tmp_path / "run/data/tokenizer.json").read_bytes() == (

@@ -10,10 +10,22 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from diffwindow.tasks.task import Loss
-from diffwindow.training.failures import TrainingError
+from diffwindow.progress import Progress
+from diffwindow.training.failures import TrainingError, explained
 from diffwindow.training.overrides import resolve
+from diffwindow.training.run_folder import Run
 from diffwindow.training.train import train
 from samples.majority_task import MajorityTask, fit
+
+
+class Notes(Progress):
+    """Keep what is said."""
+
+    def __init__(self):
+        self.notes = []
+
+    def note(self, text):
+        self.notes.append(text)
 
 
 class AllBad(MajorityTask):
@@ -67,6 +79,55 @@ def test_temporary_files_of_a_killed_run_are_removed(tmp_path):
         (tmp_path / name).write_text("half")
     fit(tmp_path, max_updates=2)
     assert not list(tmp_path.rglob(".*"))
+
+
+def test_files_of_others_in_the_folder_stay(tmp_path):
+    (tmp_path / ".venv.old").mkdir()
+    others = [".venv.old/x", ".env.old", ".notes.tmp", ".average.tmp"]
+    for name in others:
+        (tmp_path / name).write_text("mine")
+    fit(tmp_path, max_updates=2)
+    assert [(tmp_path / name).read_text() for name in others] == ["mine"] * 4
+
+
+def test_a_picture_that_cannot_be_drawn_does_not_fail_the_run(tmp_path):
+    (tmp_path / "run/curves.png").mkdir(parents=True)
+    config = resolve("agreement", ["data.rows=40", "train.max_updates=2", "model.embed_dim=16"])
+    progress = Notes()
+    assert train(config, tmp_path / "run", progress=progress) == tmp_path / "run/model"
+    assert "there is no picture of the learning curves: " in progress.notes[-1]
+
+
+def test_raw_files_cannot_change_under_a_prepared_corpus(tmp_path):
+    overrides = ["data.rows=40", "train.max_updates=2", "model.embed_dim=16"]
+    config = resolve("agreement", [*overrides, "data.path=raw"])
+    Run.start(tmp_path, config, resume=True).prepare_store()
+    Run.start(tmp_path, config, resume=True)
+    with pytest.raises(ValueError, match="data was prepared from raw, not other; remove it, or choose"):
+        Run.start(tmp_path, resolve("agreement", [*overrides, "data.path=other"]), resume=True)
+
+
+def test_a_damaged_log_does_not_keep_the_best_model_from_being_written(tmp_path):
+    fit(tmp_path, max_updates=12)
+    log = tmp_path / "log.jsonl"
+    lines = log.read_bytes().split(b"\n")
+    lines[0] = b"x" * len(lines[0])
+    log.write_bytes(b"\n".join(lines))
+    fit(tmp_path, max_updates=18, final="best")
+    assert (tmp_path / "model/model.safetensors").exists()
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63])
+def test_a_seed_out_of_range_is_named(seed):
+    with pytest.raises(ValueError, match=r"train\.seed"):
+        resolve("agreement", [f"train.seed={seed}"])
+
+
+def test_storage_that_fails_is_named_without_a_guess(tmp_path):
+    denied = PermissionError(errno.EACCES, "Permission denied", "state.safetensors")
+    with pytest.raises(TrainingError) as caught, explained(400, lambda: "there is no checkpoint yet"):
+        raise denied
+    assert str(caught.value) == "state.safetensors: Permission denied; there is no checkpoint yet"
 
 
 def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:

@@ -72,6 +72,7 @@ def continuations(
                 temperature=sampling.temperature,
                 top_k=sampling.top_k,
                 top_p=sampling.top_p,
+                length_penalty=0.0,
                 constraints=sampling.constraints,
             )
     return [after(tokenizer.decode([*ids, *hypothesis.tokens])) for hypothesis in hypotheses]

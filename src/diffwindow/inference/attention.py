@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from diffwindow.data.store import Store
-from diffwindow.data.tokenizer import moses_tokenizer
 from diffwindow.decoding.beam import beam_search
 from diffwindow.decoding.search_start import length_limits, translation_start
+from diffwindow.decoding.translate import Search
 from diffwindow.evaluation.windows import GOLD_COLUMNS, has_gold_windows
 from diffwindow.files import sha256_of
 from diffwindow.models.classifier import Classifier
@@ -22,6 +22,8 @@ from diffwindow.view.capture import capture
 from diffwindow.view.payload import page_data
 from diffwindow.view.trace import AttentionTrace, GoldSpan
 
+SEARCH = Search()
+
 
 @dataclass(frozen=True)
 class Example:
@@ -33,9 +35,11 @@ class Example:
     gold: GoldSpan | None = None
 
 
-def attention_trace(trained: Trained, text: str, *, target: str | None = None) -> AttentionTrace:
+def attention_trace(
+    trained: Trained, text: str, *, target: str | None = None, search: Search = SEARCH
+) -> AttentionTrace:
     """Trace a model on a text; a translator reads `target`, or else its own translation."""
-    return trace_example(trained, text_example(trained, text, target=target))
+    return trace_example(trained, complete(trained, text_example(trained, text, target=target), search))
 
 
 def text_example(trained: Trained, text: str, *, target: str | None = None) -> Example:
@@ -43,14 +47,16 @@ def text_example(trained: Trained, text: str, *, target: str | None = None) -> E
     translates = isinstance(trained.model, Translator)
     if target is not None and not translates:
         raise ValueError(f"a {trained.model.config.model} reads one text; leave the target out")
-    ids = _encoded(trained, text, "source" if translates else "text")
+    (ids,) = trained.encode([text], "source" if translates else "text")
     if not ids:
         raise ValueError("there is no word in the text")
-    return Example(ids, text.strip(), None if target is None else _encoded(trained, target, "target"))
+    return Example(ids, text.strip(), None if target is None else trained.encode([target], "target")[0])
 
 
 def row_example(trained: Trained, store: Store, split: str, row: int) -> Example:
     """Return a sentence of a corpus, with its translation or gold span where it has one."""
+    # raises unless the store is of the model's task and vocabulary
+    trained.task(store)
     rows = store.split(split)
     if not 0 <= row < len(rows):
         raise ValueError(f"row {row} is not in {split}, which has rows 0 to {len(rows) - 1}")
@@ -64,14 +70,15 @@ def row_example(trained: Trained, store: Store, split: str, row: int) -> Example
     return Example(ids, trained.tokenizer.decode(ids), target, gold)
 
 
-def complete(trained: Trained, example: Example) -> Example:
-    """Fill in a translator's own translation, by beam search, where the example has none."""
+def complete(trained: Trained, example: Example, search: Search = SEARCH) -> Example:
+    """Fill in a translator's own translation, by beam search and in one piece, where the example has none."""
     model = trained.model
     if not isinstance(model, Translator) or example.target is not None:
         return example
     with evaluating(model) as device:
         source = torch.tensor([[*example.ids, EOS]], device=device)
-        ((best,),) = beam_search(model, translation_start(model, source))
+        start = translation_start(model, source)
+        ((best,),) = beam_search(model, start, beam=search.beam, length_penalty=search.length_penalty)
     return replace(example, target=list(best.tokens))
 
 
@@ -172,8 +179,3 @@ def _named_translation(
         "translation": tokens([*target, EOS]),
     }
     return replace(trace, layers=layers).with_tokens(names)
-
-
-def _encoded(trained: Trained, text: str, field: str) -> list[int]:
-    language = trained.moses.get(field)
-    return trained.tokenizer.encode(moses_tokenizer(language)(text.strip()) if language else text.strip())

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from diffwindow.data.tokenizer import Tokenizer, moses_tokenizer
+from diffwindow.data.tokenizer import Tokenizer
 from diffwindow.decoding.batches import ReportDone, in_batches, padded, report_nothing
 from diffwindow.decoding.ensemble import Ensemble, mean_log_probs
 from diffwindow.decoding.generate import Sampling, continuations
@@ -127,7 +127,7 @@ class LoadedModel:
         """Return the label of each text, with the probability of every label."""
         model = self._only(Classifier, "classify")
         limit, names = self.members[0].options.max_length, self.members[0].labels
-        rows = [[*ids, EOS][:limit] for ids in self._encoded(texts, "text")]
+        rows = [[*ids, EOS][:limit] for ids in self.members[0].encode(_texts(texts), "text")]
 
         def work(indices: list[int]) -> list[Prediction]:
             logits = model(padded([rows[index] for index in indices], device))
@@ -148,7 +148,7 @@ class LoadedModel:
         model = self._only(LanguageModel, "score texts")
         # a model of running text has seen lines begin after the end of another
         opening = BOS if self.members[0].options.block_size is None else EOS
-        rows = self._encoded(texts, "text")
+        rows = self.members[0].encode(_texts(texts), "text")
 
         def work(indices: list[int]) -> list[Score]:
             tokens, labels = _shifted([rows[index] for index in indices], opening, device)
@@ -174,14 +174,14 @@ class LoadedModel:
         """Trace where the model looks in a text; a translator reads `target`, or its own translation."""
         if len(self.members) > 1:
             raise ValueError("an ensemble has no attention of its own; load one of its models")
-        return attention_trace(self.members[0], text, target=target)
+        return attention_trace(self.members[0], text, target=target, search=self.search)
 
     def _score_pairs(self, pairs: Sequence[str | tuple[str, str]], progress: ReportDone) -> list[Score]:
         model = self._translator("score pairs")
         translators = model.translators() if isinstance(model, Ensemble) else [model]
         sources, targets = _pair_columns(pairs)
-        given = [[*ids, EOS] for ids in self._encoded(sources, "source")]
-        rows = self._encoded(targets, "target")
+        given = [[*ids, EOS] for ids in self.members[0].encode(_texts(sources), "source")]
+        rows = self.members[0].encode(_texts(targets), "target")
 
         def work(indices: list[int]) -> list[Score]:
             source = padded([given[index] for index in indices], device)
@@ -200,12 +200,6 @@ class LoadedModel:
     def _scored(self, ids: Sequence[int], log_probs: Tensor) -> Score:
         by_token = log_probs[: len(ids) + 1].tolist()
         return Score(sum(by_token), self.tokenizer.tokens([*ids, EOS]), by_token)
-
-    def _encoded(self, texts: Sequence[object], field: str) -> list[list[int]]:
-        language = self.members[0].moses.get(field)
-        before: Callable[[str], str] = moses_tokenizer(language) if language else str
-        encoded = self.tokenizer.encode_batch([before(text.strip()) for text in _texts(texts)])
-        return [list(ids) for ids in encoded]
 
     def _translator(self, purpose: str) -> Translator | Ensemble:
         if len(self.members) == 1:

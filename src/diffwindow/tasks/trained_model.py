@@ -1,13 +1,14 @@
 """Trained: a model folder opened for use, whatever kind of model it holds."""
 
 import shlex
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
 from diffwindow.data.recipe import check_language
 from diffwindow.data.store import Store
-from diffwindow.data.tokenizer import Tokenizer
+from diffwindow.data.tokenizer import Tokenizer, moses_tokenizer
 from diffwindow.files import sha256_of
 from diffwindow.models.build import MODELS, Model
 from diffwindow.models.classifier import Classifier
@@ -58,6 +59,12 @@ class Trained:
         check_language(language, field)
         record = replace(self.record, languages=self.record.languages | {field: language})
         return replace(self, record=record)
+
+    def encode(self, texts: Sequence[str], field: str) -> list[list[int]]:
+        """Encode texts of a field as its corpus was, through Moses if that was."""
+        language = self.moses.get(field)
+        before: Callable[[str], str] = moses_tokenizer(language) if language else str
+        return [list(ids) for ids in self.tokenizer.encode_batch([before(text.strip()) for text in texts])]
 
     def task(self, store: Store) -> AnyTask:
         """Build the task of evaluating the model on a store, which must have its vocabulary."""

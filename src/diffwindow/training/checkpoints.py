@@ -163,4 +163,4 @@ class Checkpoints:
         updates = self.updates()
         if not updates:
             return "there is no checkpoint yet"
-        return f"the checkpoint of update {updates[-1]} is good, and the same command resumes from it"
+        return f"the newest checkpoint is that of update {updates[-1]}, and the same command resumes from it"

@@ -14,6 +14,7 @@ from diffwindow.tasks.options import TaskOptions
 
 Count = Annotated[int, Field(ge=1)]
 Amount = Annotated[int, Field(ge=0)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Positive = Annotated[float, Field(gt=0.0)]
 NonNegative = Annotated[float, Field(ge=0.0)]
 Momentum = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -46,7 +47,7 @@ class DataConfig(Section):
     """A store, or a folder with the raw files of the corpus."""
     rows: Count | None = None
     """Examples of a generated corpus."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of a generated corpus."""
 
 
@@ -67,7 +68,7 @@ class TrainConfig(Section):
 
     max_updates: Count
     """Length of the run."""
-    seed: int = 1
+    seed: Seed = 1
     """Seed of the weights, the batches and dropout."""
 
     max_tokens: Count = 4096

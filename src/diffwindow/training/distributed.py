@@ -109,11 +109,20 @@ def pick_device(name: str, local_rank: int = 0) -> str:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     kind = name.partition(":")[0]
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"train.device={name}: this machine has no GPU; use cpu or auto")
     if kind not in ("cuda", "cpu", "mps"):
         raise ValueError(f"train.device={name}: use cpu, cuda, cuda:N, mps or auto")
-    return f"cuda:{local_rank}" if name == "cuda" else name
+    if (kind == "cuda" and not torch.cuda.is_available()) or (
+        kind == "mps" and not torch.backends.mps.is_available()
+    ):
+        raise ValueError(f"train.device={name}: this machine has no such GPU; use cpu or auto")
+    name = f"cuda:{local_rank}" if name == "cuda" else name
+    try:
+        index = torch.device(name).index or 0
+    except RuntimeError:
+        raise ValueError(f"train.device={name}: use cpu, cuda, cuda:N, mps or auto") from None
+    if kind == "cuda" and index >= torch.cuda.device_count():
+        raise ValueError(f"train.device={name}: this machine has {torch.cuda.device_count()} GPUs")
+    return name
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 
-_WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO)
+_STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO)
 
 
 class TrainingError(RuntimeError):
@@ -54,7 +54,7 @@ def is_lost_peer(error: RuntimeError) -> bool:
 
 @contextmanager
 def explained(max_tokens: int, last_good: Callable[[], str]) -> Iterator[None]:
-    """Raise a TrainingError with a remedy when memory, disk space or the permission to write runs out."""
+    """Raise a TrainingError with a remedy when memory, disk space or a permission is missing."""
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError) as error:
@@ -63,10 +63,10 @@ def explained(max_tokens: int, last_good: Callable[[], str]) -> Iterator[None]:
             "train.accumulate by the same factor to keep the size of an update"
         ) from error
     except OSError as error:
-        if error.errno not in _WRITING:
+        if error.errno not in _STORAGE:
             raise
         raise TrainingError(
-            f"cannot write {error.filename or 'the run'}: {error.strerror}; {last_good()}"
+            f"{error.filename or 'the run folder'}: {error.strerror}; {last_good()}"
         ) from error
     except SafetensorError as error:
         raise TrainingError(f"cannot write the checkpoint: {error}; {last_good()}") from error

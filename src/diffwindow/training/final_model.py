@@ -40,7 +40,7 @@ def worse_average(value: float, records: Sequence[Record], config: TrainConfig) 
     `value` is the average's metric to watch.
     """
     valid = [record for record in records if record["kind"] == "valid"]
-    if config.final != "average" or not valid or valid[-1][config.watch] is None:
+    if not valid or valid[-1][config.watch] is None:
         return None
     last = Best(valid[-1][config.watch], valid[-1]["update"])
     if value == last.value or last.after(last.update, value, config.watch).value != last.value:

@@ -152,4 +152,4 @@ def _record(path: Path, number: int, line: bytes) -> Record:
             return record
     except (ValueError, KeyError, TypeError, RecursionError):
         pass
-    raise ValueError(f"{path}, line {number} is damaged; restore the file, or remove it")
+    raise ValueError(f"{path}, line {number} is damaged; restore the file")

@@ -11,9 +11,12 @@ from diffwindow.training.checkpoints import Checkpoint, Checkpoints, read_checkp
 from diffwindow.training.config import TrainConfig
 from diffwindow.training.distributed import World
 from diffwindow.training.failures import TrainingError
-from diffwindow.training.run_folder import BEST, CHECKPOINTS
+from diffwindow.training.run_folder import BEST, CHECKPOINTS, CONFIG, CURVES, MODEL, ORIGIN
 from diffwindow.training.train_state import TrainState, check_state, restore_state
 from diffwindow.training.updater import Updater
+
+# what a run writes to its folder, which may be one that holds other files
+WRITTEN = (CONFIG, ORIGIN, CURVES, MODEL, "seen-*")
 
 
 class RunCheckpoints:
@@ -30,11 +33,10 @@ class RunCheckpoints:
         """Remove files that a killed process was writing; raise if a folder of checkpoints is a link."""
         if not self._world.main:
             return
-        folders = (self.last.folder, self.best.folder)
-        for folder in folders:
+        for folder in (self.last.folder, self.best.folder):
             check_inside(folder)
-        for folder in (self._folder, *folders):
             remove_temporaries(folder)
+        remove_temporaries(self._folder, WRITTEN)
 
     def restore(self, updater: Updater[B], note: Callable[[str], None]) -> tuple[TrainState, int] | None:
         """Load the newest good checkpoint, if any; return its state and the size that the log had."""

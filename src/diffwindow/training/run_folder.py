@@ -76,6 +76,11 @@ class Run:
                 raise ValueError(
                     f"{self.folder} was started with {name}={before!r}, not {now!r}; choose another folder"
                 )
+            if name == "data.path" and not begun and now and not is_store(Path(now)):
+                raise ValueError(
+                    f"{self.folder / STORE} was prepared from {before}, not {now}; remove it, or choose "
+                    "another folder"
+                )
             schedule = config.train.schedule
             if begun and name == "train.max_updates" and schedule in ("linear", "cosine"):
                 raise ValueError(

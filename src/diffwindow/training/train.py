@@ -16,12 +16,13 @@ from diffwindow.figures.learning_curves import draw_curves
 from diffwindow.files import locked
 from diffwindow.progress import SILENT, Progress, show_progress
 from diffwindow.tasks.task import Task
+from diffwindow.training.checkpoints import Checkpoints
 from diffwindow.training.config import Config
 from diffwindow.training.distributed import World, connected
 from diffwindow.training.failures import Interrupted
 from diffwindow.training.fine_tuning import starting_model
 from diffwindow.training.logs import read_records
-from diffwindow.training.run_folder import CURVES, LOG, Run
+from diffwindow.training.run_folder import CHECKPOINTS, CURVES, LOG, Run
 from diffwindow.training.trainer import Trainer
 from diffwindow.training.updater import pick_precision
 
@@ -51,14 +52,16 @@ def train(config: Config, folder: Path, *, resume: bool = True, progress: Progre
             store = run.open_store()
             _make_deterministic(config, world)
             task = run.task(store)
-            fresh = config.start is None or run.begun
-            build = task.build_model if fresh else partial(starting_model, task, Path(str(config.start)))
+            # a checkpoint would replace the weights of the start
+            resumes = bool(Checkpoints(folder / CHECKPOINTS).updates())
+            start = None if resumes or config.start is None else Path(config.start)
+            build = task.build_model if start is None else partial(starting_model, task, start)
         try:
             model = Trainer(cast(Task[Any], task), config.train, folder, world, progress, build=build).fit()
         except Interrupted:
-            _draw_curves(folder, world)
+            _draw_curves(folder, world, progress)
             raise
-        _draw_curves(folder, world)
+        _draw_curves(folder, world, progress)
         return model
 
 
@@ -70,9 +73,14 @@ def _locked_folder(folder: Path) -> Iterator[None]:
         yield
 
 
-def _draw_curves(folder: Path, world: World) -> None:
-    if world.main:
+def _draw_curves(folder: Path, world: World, progress: Progress) -> None:
+    """Draw the learning curves, if that can be done: the run has ended well without them."""
+    if not world.main:
+        return
+    try:
         draw_curves(read_records(folder / LOG), folder / CURVES)
+    except (OSError, ValueError) as error:
+        progress.note(f"there is no picture of the learning curves: {error}")
 
 
 def _make_deterministic(config: Config, world: World) -> None:

@@ -92,7 +92,9 @@ def restore_state(checkpoint: Checkpoint, updater: Updater[B], device: str) -> T
     load_weights(updater.model, checkpoint)
     load_state_tensors(updater.optimizer, updater.model, _under("optimizer/", checkpoint.tensors))
     load_rng_tensors(_under("rng/", checkpoint.tensors))
-    updater.scaler.load_state_dict(state["scaler"])
+    # empty unless the run was in fp16, and it may go on in fp16 on a GPU that has no bf16
+    if state["scaler"]:
+        updater.scaler.load_state_dict(state["scaler"])
     sums = checkpoint.tensors.get("pending", torch.empty(0)).to(device)
     return TrainState(
         batches=state["batches"],

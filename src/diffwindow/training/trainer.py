@@ -289,13 +289,16 @@ class Trainer(Generic[B]):
         # a run that was killed after its last checkpoint still has the old ones
         self._prune()
         origin = load_final_weights(self._model, self._state, config, self._checkpoints)
+        metrics: Metrics = {}
         if config.final != "last" and config.valid_every:
             metrics = self._metrics()
             if not all_finite(metrics):
                 raise TrainingError(f"the validation of the final model, {origin}, is not finite")
             logs.final(update, metrics)
             self._progress.note(f"final model: validation {shown(metrics)}")
-            if worse := worse_average(metrics[config.watch], read_records(self._folder / LOG), config):
-                self._progress.note(worse)
         write_checkpoint(self._folder / MODEL, self._save_model, {}, {"update": update, "weights": origin})
         self._progress.note(f"done after {update} updates: {self._folder / MODEL}, {origin}")
+        if metrics and config.final == "average":
+            worse = worse_average(metrics[config.watch], read_records(self._folder / LOG), config)
+            if worse:
+                self._progress.note(worse)
