@@ -80,6 +80,29 @@ def test_missing_corpora_are_explained(tmp_path):
         recipe_of("sst2", tmp_path, rows=9)
 
 
+def test_lm1b_never_validates_on_its_test_shard(tmp_path):
+    for name in ("en-00001", "en.heldout-00000", "en.heldout-00002"):
+        (tmp_path / f"news.{name}-of-00100").write_text("a\n")
+    with pytest.raises(ValueError, match=r"holds none of \*\*/news\.en\.heldout-00001\*"):
+        recipe_of("lm1b", tmp_path)
+
+
+def test_both_sides_come_from_one_folder(tmp_path):
+    folder = tmp_path / "multi30k/raw"
+    folder.mkdir(parents=True)
+    for name in ("train", "val", "test_2016_flickr"):
+        for side in ("en", "de"):
+            (tmp_path / f"{name}.{side}").write_text("a\n")
+    (folder / "train.en").write_text("another\n")
+    train = recipe_of("multi30k-en-de", tmp_path).splits["train"]
+    assert train.files == (tmp_path / "train.en", tmp_path / "train.de")
+    (tmp_path / "train.de").rename(folder / "train.de.gz")
+    assert recipe_of("multi30k-en-de", tmp_path).splits["train"].files[0] == folder / "train.en"
+    (folder / "train.de.gz").unlink()
+    with pytest.raises(ValueError, match=r"holds multi30k/raw/train\.en, but not multi30k/raw/train\.de \("):
+        recipe_of("multi30k-en-de", tmp_path)
+
+
 def test_lm1b_shards(tmp_path):
     for name, line in {
         "en-00001": "a b",

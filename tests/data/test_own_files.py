@@ -15,8 +15,8 @@ from diffwindow.data.recipe import Recipe
 from diffwindow.data.store import Store
 
 ROWS = [
-    ("good, really", "très bon"),
     ('it "was" bad', "not so good"),
+    ("good, really", "très bon"),
     ("so so", "很好"),
     ("bad", "not so good"),
 ]
@@ -94,12 +94,36 @@ def test_columns_by_name_and_by_number(tmp_path):
         labelled_recipe({"train": named})
 
 
+def test_a_number_is_not_looked_for_in_the_first_row(tmp_path):
+    rows = [("3", "1", "1"), ("bad", "2", "3"), ("worse", "2", "3")]
+    path = write(tmp_path / "a.tsv", tsv(rows))
+    assert rows_of(labelled_recipe({"train": path}, Columns("1", "3"))) == [(a, c) for a, _, c in rows]
+
+
 def test_an_unknown_header_is_not_taken_for_a_row(tmp_path):
     path = write(tmp_path / "a.tsv", tsv([("a", "yes"), ("b", "no")] * 2, ("review", "verdict")))
     with pytest.raises(CorpusError, match="line 1: the label 'verdict' occurs nowhere else; if this is a"):
         labelled_recipe({"train": path})
     assert labelled_recipe({"train": path}, Columns("review", "verdict")).labels == ("no", "yes")
     assert labelled_recipe({"train": path}, Columns("1", "2")).labels == ("no", "verdict", "yes")
+
+
+@pytest.mark.parametrize("above", ["", "\n \n"])
+def test_a_header_is_noticed_below_blank_lines_and_beside_rare_labels(tmp_path, above):
+    rows = [("a", "book"), ("b", "cancel"), ("c", "book")]
+    content = above + tsv(rows, ("utterance", "intent"))
+    for name in ("a.tsv", "a.csv"):
+        path = write(tmp_path / name, content if name == "a.tsv" else content.replace("\t", ","))
+        line = 1 + above.count("\n")
+        with pytest.raises(CorpusError, match=rf"line {line}: the label 'intent' occurs nowhere else"):
+            labelled_recipe({"train": path})
+
+
+def test_a_rare_label_is_no_header_where_there_is_one_or_can_be_none(tmp_path):
+    rows = [("a", "rare"), ("b", "yes"), ("c", "no"), ("d", "no")]
+    for name, content in (("a.tsv", "\n" + tsv(rows, ("text", "label"))), ("a.jsonl", jsonl(rows))):
+        recipe = labelled_recipe({"train": write(tmp_path / name, content)})
+        assert recipe.labels == ("no", "rare", "yes")
 
 
 def test_a_quoted_line_break_stays_in_its_text(tmp_path):
@@ -115,7 +139,7 @@ def test_two_hundred_classes_keep_their_names_and_order(tmp_path):
 
 
 def test_numerals_are_ordered_by_value(tmp_path):
-    path = write(tmp_path / "a.tsv", tsv([("a", "10"), ("b", "9"), ("c", "0")]))
+    path = write(tmp_path / "a.tsv", tsv([("a", "10"), ("b", "9"), ("c", "0"), ("d", "10")]))
     assert labelled_recipe({"train": path}).labels == ("0", "9", "10")
 
 

@@ -1,5 +1,7 @@
 import json
 import os
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -7,9 +9,10 @@ from diffwindow.data import encoding as chunks
 from diffwindow.data import prepare as module
 from diffwindow.data.corpora import recipe_of
 from diffwindow.data.integrity import MEMORY
-from diffwindow.data.lines import CorpusError
-from diffwindow.data.own_files import plain_text, two_files
+from diffwindow.data.lines import Audit, CorpusError
+from diffwindow.data.own_files import labelled_recipe, plain_text, two_files
 from diffwindow.data.prepare import estimate, open_or_prepare, prepare
+from diffwindow.data.readers import Columns
 from diffwindow.data.recipe import Recipe, Source, Vocabulary
 from diffwindow.data.store import Store, is_store
 from diffwindow.data.synthetic import reorder
@@ -104,6 +107,28 @@ def test_other_settings_start_again(pairs, tmp_path):
     assert prepare(other, out).tokenizer.vocab_size == 300
 
 
+@pytest.mark.parametrize("first", ["another column", "another task"])
+def test_another_task_or_column_starts_again(tmp_path, first):
+    path = tmp_path / "p.tsv"
+    path.write_text("title\tbody\tlabel\n" + "one\teins\tyes\ntwo\tzwei\tno\n" * 5)
+    files = {"train": path, "valid": path}
+    wanted = labelled_recipe(files, Columns("body", "label"))
+    others = {
+        "another column": labelled_recipe(files, Columns("title", "label")),
+        "another task": replace(wanted, task="lm", splits=dict.fromkeys(files, plain_text(path))),
+    }
+
+    def interrupt(stage, fraction):
+        if stage == "valid":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare(others[first], tmp_path / "out", progress=interrupt)
+    prepare(wanted, tmp_path / "out")
+    prepare(wanted, tmp_path / "expected")
+    assert contents(tmp_path / "out") == contents(tmp_path / "expected")
+
+
 def test_another_seed_or_size_starts_again(tmp_path):
     def interrupt(stage, fraction):
         if stage == "valid":
@@ -137,8 +162,34 @@ def test_a_foreign_file_is_not_deleted(pairs, tmp_path):
 
 def test_refuses_to_overwrite(pairs, tmp_path):
     (tmp_path / "out").mkdir()
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    for name in ("out", "dangling"):
+        with pytest.raises(ValueError, match=f"{name} exists already"):
+            prepare(recipe(pairs), tmp_path / name)
+
+
+@pytest.mark.parametrize("renamed", [False, True])
+def test_a_kill_at_the_last_rename_loses_nothing(pairs, whole, tmp_path, monkeypatch, renamed):
+    out, rename = tmp_path / "out", Path.rename
+
+    def interrupt(folder, target):
+        if renamed:
+            rename(folder, target)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(recipe(pairs), out)
+    if renamed:
+        Store.open(out).verify()
+    monkeypatch.setattr(module, "train_vocabulary", None)
+    monkeypatch.setattr(module, "encoded_chunks", None)
+    prepare(recipe(pairs), out)
+    assert contents(out) == contents(whole)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
     with pytest.raises(ValueError, match="exists already"):
-        prepare(recipe(pairs), tmp_path / "out")
+        prepare(recipe(pairs), out)
 
 
 def test_a_bad_row_leaves_no_store(tmp_path):
@@ -204,6 +255,21 @@ def test_a_folder_is_known_by_the_files_inside(tmp_path):
     assert after["train"] != before["train"]
     assert after["test"] == before["test"]
     assert after["train"][0]["bytes"] == 22
+
+
+def test_files_of_a_folder_that_are_not_read_do_not_count(tmp_path):
+    for name in ("train/neg/0.txt", "train/pos/0.txt", "test/neg/0.txt", "test/pos/0.txt"):
+        (tmp_path / "aclImdb" / name).parent.mkdir(parents=True)
+        (tmp_path / "aclImdb" / name).write_text("a fine film")
+    before = recipe_of("imdb", tmp_path).inputs()
+    (tmp_path / "aclImdb/train/unsup").mkdir()
+    (tmp_path / "aclImdb/train/unsup/0.txt").write_text("not labelled " * 100)
+    (tmp_path / "aclImdb/train/labeledBow.feat").write_text("1:1 " * 100)
+    recipe = recipe_of("imdb", tmp_path)
+    assert (recipe.splits["train"].bytes, recipe.inputs()) == (22, before)
+    audit = Audit()
+    list(recipe.splits["train"].read(audit))
+    assert recipe.splits["train"].done(audit) == 1.0
 
 
 def test_a_store_is_prepared_once(tmp_path):

@@ -4,7 +4,7 @@ import lzma
 import pytest
 
 from diffwindow.data import readers
-from diffwindow.data.lines import Audit, CorpusError
+from diffwindow.data.lines import Audit, BadRowError, CorpusError
 
 OPENERS = {"": open, ".gz": gzip.open, ".xz": lzma.open}
 
@@ -36,8 +36,6 @@ def test_two_files_in_any_packing(tmp_path, suffix):
 
 
 @pytest.mark.parametrize(("left", "right", "problem", "where"), [
-    ("a\nb\nc\n", "x\n", "line without a partner", r"a\.en, line 2: .*a\.de ends after line 1"),
-    ("a\n", "x\ny\n", "line without a partner", r"a\.de, line 2: .*a\.en ends after line 1"),
     ("a\n \nc\n", "x\ny\nz\n", "empty source", r"a\.en, line 2"),
     ("a\nb\n", "x\n\n", "empty target", r"a\.de, line 2"),
     (b"a\nb\xff\n", "x\ny\n", "invalid UTF-8", r"a\.en, line 2: invalid UTF-8: byte 0xff at column 2"),
@@ -50,6 +48,18 @@ def test_parallel_text_is_not_lost_quietly(tmp_path, left, right, problem, where
     assert set(skipped) == {problem}
     lines = max(len((s if isinstance(s, bytes) else s.encode()).splitlines()) for s in (left, right))
     assert len(kept) + skipped[problem] == lines
+
+
+@pytest.mark.parametrize("skip_bad", [False, True])
+def test_files_of_different_length_are_no_bad_rows(tmp_path, skip_bad):
+    short, long = write(tmp_path / "short", "a\n"), write(tmp_path / "long", "x\ny\nz\n")
+    for sides in ((short, long), (long, short)):
+        with pytest.raises(
+            CorpusError, match=r"long has a line 2, but \S+short ends after line 1; align"
+        ) as e:
+            list(readers.parallel_files(*sides, Audit(skip_bad=skip_bad)))
+        # `prepare` recommends --skip-bad for a BadRowError
+        assert not isinstance(e.value, BadRowError)
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".xz"])
@@ -136,6 +146,25 @@ def test_imdb_folder_and_table(tmp_path):
     (tmp_path / "train" / "pos" / "0_1.txt").unlink()
     with pytest.raises(CorpusError, match=r"pos holds no \.txt review"):
         rows(readers.imdb, tmp_path / "train")
+
+
+def test_a_stray_quote_loses_its_own_row_alone(tmp_path):
+    rows = ['"two', 'lines",yes', "fine,no", '"open,yes', *["good,yes"] * 300, 'so "so",no', '"a, b",yes']
+    path = write(tmp_path / "a.csv", "\n".join(["text,label", *rows]))
+    with pytest.raises(CorpusError, match=r"a\.csv, line 5: not CSV"):
+        list(readers.labelled_cells(path, Audit(), readers.ANY_COLUMNS))
+    audit = Audit(skip_bad=True)
+    cells = list(readers.labelled_cells(path, audit, readers.ANY_COLUMNS))
+    assert cells[:2] == [(2, "two\nlines", "yes"), (4, "fine", "no")]
+    assert cells[2:-2] == [(6 + number, "good", "yes") for number in range(300)]
+    assert cells[-2:] == [(306, 'so "so"', "no"), (307, "a, b", "yes")]
+    assert (audit.skipped, audit.first_skipped) == ({"not CSV": 1}, {"not CSV": f"{path}, line 5"})
+
+
+def test_lines_of_a_csv_file_are_counted_past_bad_ones(tmp_path):
+    path = write(tmp_path / "a.csv", b"text,label\n\xff,no\nfine,yes\n")
+    audit = Audit(skip_bad=True)
+    assert list(readers.labelled_cells(path, audit, readers.ANY_COLUMNS)) == [(3, "fine", "yes")]
 
 
 LINZEN_HEADER = (

@@ -8,7 +8,7 @@ import lzma
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from io import BufferedReader
@@ -248,17 +248,27 @@ def headed_rows(path: Path, audit: Audit, *, wanted: tuple[str, ...]) -> Iterato
             audit.bad(path, number, "wrong number of columns", f"{len(cells)} instead of {len(header)}")
 
 
-def located(root: Path, *names: str) -> tuple[Path, ...]:
-    """Find the first of `names` below `root`, plain or compressed; with a `*`, all files that match it."""
-    for name in names:
-        if "*" in name:
-            if found := sorted(path for path in root.glob(name) if path.is_file()):
-                return tuple(found)
-            continue
-        for suffix in SUFFIXES:
-            if (path := root / (name + suffix)).exists():
-                return (path,)
+def located(root: Path, places: Sequence[Sequence[str]]) -> list[tuple[Path, ...]]:
+    """Find the files of the first place below `root` that has all its names: one, or both sides of a text."""
+    found = [{name: _matching(root, name) for name in names} for names in places]
+    for files in found:
+        if all(files.values()):
+            return list(files.values())
+    for files in found:
+        if there := [name for name in files if files[name]]:
+            missing = next(name for name in files if not files[name])
+            raise CorpusError(
+                f"{root} holds {there[0]}, but not {missing} (plain, .gz or .xz); "
+                "put the file there, or name another folder"
+            )
     raise CorpusError(
-        f"{root} holds none of {', '.join(names)} (plain, .gz or .xz); "
+        f"{root} holds none of {', '.join(' and '.join(names) for names in places)} (plain, .gz or .xz); "
         "put the file there, or name another folder"
     )
+
+
+def _matching(root: Path, name: str) -> tuple[Path, ...]:
+    """Return the file of a name, plain or compressed; with a `*`, all files that match it."""
+    if "*" in name:
+        return tuple(sorted(path for path in root.glob(name) if path.is_file()))
+    return tuple(path for suffix in SUFFIXES if (path := root / (name + suffix)).exists())[:1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -48,11 +49,12 @@ def labelled_recipe(
         number, _, label = next(rows, (0, "", ""))
         counts = Counter([label] if number else [])
         counts.update(other for _, _, other in rows)
+        headless = columns == ANY_COLUMNS and number == readers.headless_line(first, audit)
     labels = ordered_labels(counts)
-    if columns == ANY_COLUMNS and number == 1 and _alone(label, counts):
+    if headless and counts[label] == 1 and len(labels) > 2:
         raise NoColumnError(
-            f"{first}, line 1: the label {label!r} occurs nowhere else; if this is a header, or to say "
-            "that it is none, name the columns of text and label"
+            f"{first}, line {number}: the label {label!r} occurs nowhere else; if this is a header, or to "
+            "say that it is none, name the columns of text and label"
         )
     if too_long := next((label for label in labels if len(label) > MAX_LABEL), None):
         raise NoColumnError(
@@ -63,12 +65,8 @@ def labelled_recipe(
         found = f"only the label {labels[0]!r}" if labels else "no labelled text"
         raise CorpusError(f"{first} has {found}; a classifier needs at least two labels to choose from")
     splits = {split: labelled_text(file, labels, columns) for split, file in files.items()}
-    return Recipe(first.name, "classification", splits, labels=labels)
-
-
-def _alone(label: str, counts: Counter[str]) -> bool:
-    """Return whether a label occurs once and all others more often, as that of an unknown header does."""
-    return [name for name, count in counts.items() if count == 1] == [label] and len(counts) > 2
+    variant = {"columns": asdict(columns)}
+    return Recipe(first.name, "classification", splits, labels=labels, variant=variant)
 
 
 def ordered_labels(labels: Iterable[str]) -> tuple[str, ...]:

@@ -50,7 +50,13 @@ def prepare(
         recipe = with_vocabulary_size(recipe)
     given = sha256_of(tokenizer) if tokenizer else None
     inputs = recipe.inputs()
-    fingerprint = {"settings": recipe.settings(), "inputs": inputs, "tokenizer": given, "skip_bad": skip_bad}
+    fingerprint = {
+        "task": recipe.task,
+        "settings": recipe.settings(),
+        "inputs": inputs,
+        "tokenizer": given,
+        "skip_bad": skip_bad,
+    }
     with PartialStore.opened(out, fingerprint) as partial:
         _make_tokenizer(recipe, partial, tokenizer, skip_bad=skip_bad, progress=progress)
         for split, source in recipe.splits.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 from pathlib import Path
@@ -28,6 +28,8 @@ from diffwindow.data.lines import (
 
 Blank = Literal["keep", "error"]
 SentimentLabels = Literal["binary", "five"]
+# the folders of IMDB's labelled reviews
+POLARITIES = {"neg": "0", "pos": "1"}
 # the singular and plural verb tags of the agreement files
 VERB_NUMBERS = {"VBZ": 0, "VBP": 1}
 UNKNOWN_COUNT = -1
@@ -54,9 +56,10 @@ def parallel_files(source: Path, target: Path, audit: Audit) -> Iterator[Row]:
     for number, (left, right) in enumerate(pairs, 1):
         if left is None or right is None:
             shorter, longer = (source, target) if left is None else (target, source)
-            detail = f"{shorter} ends after line {number - 1}, so the files differ"
-            audit.bad(longer, number, "line without a partner", detail)
-            continue
+            # never a bad row: a line is missing somewhere before, so that pairs do not match
+            raise CorpusError(
+                f"{longer} has a line {number}, but {shorter} ends after line {number - 1}; align the files"
+            )
         first, second = decoded(left, source, number, audit), decoded(right, target, number, audit)
         if first is not None and second is not None:
             yield from _pair(first, second, (source, target), number, audit)
@@ -96,6 +99,7 @@ class Columns:
 
 
 ANY_COLUMNS = Columns()
+_JSON_LINES = {".jsonl", ".ndjson", ".json"}
 USUAL_COLUMNS = {"text": ("text", "sentence"), "label": ("label",)}
 
 
@@ -114,12 +118,8 @@ def labelled_cells(path: Path, audit: Audit, columns: Columns) -> Iterator[tuple
     A header that names the columns is recognised; without one, the text comes first, then the label. Blank
     lines are left out.
     """
-    suffix = next((end for end in reversed(path.suffixes) if end not in SUFFIXES), "").lower()
-    if suffix in {".jsonl", ".ndjson", ".json"}:
-        rows = _json_cells(path, audit, columns)
-    else:
-        rows = _table_cells(path, audit, columns, _csv_rows if suffix == ".csv" else _tsv_rows)
-    for number, text, label in rows:
+    read = _json_cells if _ending(path) in _JSON_LINES else _table_cells
+    for number, text, label in read(path, audit, columns):
         if half := _SURROGATE.search(f"{text} {label}"):
             audit.bad(path, number, "half of a character", f"the escape {half[0]!a} has no partner")
         elif not label.strip():
@@ -130,10 +130,23 @@ def labelled_cells(path: Path, audit: Audit, columns: Columns) -> Iterator[tuple
             yield number, text, label.strip()
 
 
-def _table_cells(
-    path: Path, audit: Audit, columns: Columns, read: Callable[[Path, Audit], Iterator[tuple[int, list[str]]]]
-) -> Iterator[tuple[int, str, str]]:
-    rows = read(path, audit)
+def headless_line(path: Path, audit: Audit) -> int | None:
+    """Return the line of the first row of a table without a known header; it may be an unknown one."""
+    first = None if _ending(path) in _JSON_LINES else next(_table_rows(path, audit), None)
+    return None if first is None or _layout(path, *first, ANY_COLUMNS).has_header else first[0]
+
+
+def _ending(path: Path) -> str:
+    """Return how a file's name ends, but for that of a compressed one."""
+    return next((end for end in reversed(path.suffixes) if end not in SUFFIXES), "").lower()
+
+
+def _table_rows(path: Path, audit: Audit) -> Iterator[tuple[int, list[str]]]:
+    return _csv_rows(path, audit) if _ending(path) == ".csv" else _tsv_rows(path, audit)
+
+
+def _table_cells(path: Path, audit: Audit, columns: Columns) -> Iterator[tuple[int, str, str]]:
+    rows = _table_rows(path, audit)
     first = next(rows, None)
     if first is None:
         return
@@ -157,11 +170,11 @@ class _Layout(NamedTuple):
 def _layout(path: Path, number: int, first: list[str], columns: Columns) -> _Layout:
     """Read from its first row where a table has its columns; without a header, text and label by default."""
     header = [cell.strip() for cell in first]
+    if (numbers := _positions(columns, len(header))) is not None:
+        return _Layout(len(header), *numbers)
     text, label = _column(header, "text", columns.text), _column(header, "label", columns.label)
     if text is not None and label is not None:
         return _Layout(len(header), text, label, has_header=True)
-    if (numbers := _positions(columns, len(header))) is not None:
-        return _Layout(len(header), *numbers)
     if columns == ANY_COLUMNS and len(header) == 2:
         return _Layout(2, text=0, label=1)
     wanted = {columns.text or "text": text, columns.label or "label": label}
@@ -193,17 +206,31 @@ def _tsv_rows(path: Path, audit: Audit) -> Iterator[tuple[int, list[str]]]:
 
 
 def _csv_rows(path: Path, audit: Audit) -> Iterator[tuple[int, list[str]]]:
-    rows = csv.reader((f"{line}\n" for _, line in text_lines(path, audit)), strict=True)
+    """Yield (first line, cells) of each row; of one that is not CSV, only the first line is left out."""
+    lines = text_lines(path, audit)
+    again: list[tuple[int, str]] = []
+    row: list[tuple[int, str]] = []
+
+    def row_lines() -> Iterator[str]:
+        while line := again.pop() if again else next(lines, None):
+            row.append(line)
+            yield f"{line[1]}\n"
+
+    rows = csv.reader(row_lines(), strict=True)
     while True:
+        row.clear()
         try:
             cells = next(rows)
         except StopIteration:
             return
         except csv.Error as error:
-            audit.bad(path, rows.line_num, "not CSV", str(error))
+            audit.bad(path, row[0][0], "not CSV", str(error))
+            # a stray quote takes in the rows after it, up to the next quote
+            again.extend(reversed(row[1:]))
+            rows = csv.reader(row_lines(), strict=True)
             continue
         if len(cells) > 1 or any(cell.strip(" ") for cell in cells):
-            yield rows.line_num, cells
+            yield row[0][0], cells
 
 
 def _json_cells(path: Path, audit: Audit, columns: Columns) -> Iterator[tuple[int, str, str]]:
@@ -243,8 +270,7 @@ def imdb(path: Path, audit: Audit) -> Iterator[Row]:
         for number, (label, _, _, text) in table_rows(path, audit, columns=4):
             yield from _labelled(text, label, path, number, audit)
         return
-    for name, label in {"neg": "0", "pos": "1"}.items():
-        files = sorted((path / name).glob("*.txt"))
+    for name, files in reviews(path).items():
         if not files:
             raise CorpusError(f"{path / name} holds no .txt review; unpack the whole aclImdb archive")
         for file in files:
@@ -252,7 +278,12 @@ def imdb(path: Path, audit: Audit) -> Iterator[Row]:
                 raw = review.read(MAX_LINE + 1)
             audit.read_whole(len(raw))
             if (content := decoded(raw, file, 1, audit)) is not None:
-                yield from _labelled(content.strip(), label, file, 1, audit)
+                yield from _labelled(content.strip(), POLARITIES[name], file, 1, audit)
+
+
+def reviews(folder: Path) -> dict[str, list[Path]]:
+    """Return the files of a folder of IMDB that are read, by polarity: those without a label are not."""
+    return {name: sorted((folder / name).glob("*.txt")) for name in POLARITIES}
 
 
 def phrases_of(tree: str) -> list[tuple[int, str]]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from diffwindow.data.lines import Audit, CorpusError, Row, located
+from diffwindow.data.readers import reviews
 from diffwindow.data.store import TASKS
 from diffwindow.data.synthetic import Part
 from diffwindow.data.tokenizer import Kind
@@ -90,7 +91,8 @@ class Source:
 class Recipe:
     """Everything that decides what a store holds.
 
-    `variant` names what the files do not show: seed and number of generated rows, the share of rows kept.
+    `variant` names what the files do not show: seed and number of generated rows, the share of rows kept,
+    the columns that are read.
     `moses` and `languages` are by text field: what is Moses-tokenised, and what language is known. `labels`
     names the classes by number.
     """
@@ -102,7 +104,7 @@ class Recipe:
     moses: dict[str, str] = field(default_factory=dict)
     languages: dict[str, str] = field(default_factory=dict)
     labels: tuple[str, ...] = ()
-    variant: dict[str, int] = field(default_factory=dict)
+    variant: Settings = field(default_factory=dict)
 
     def adjusted(
         self,
@@ -144,7 +146,7 @@ class Recipe:
         }
 
     def inputs(self) -> dict[str, list[dict[str, Any]]]:
-        """Describe the input files by split: name, bytes, time of change; of a folder, all files inside."""
+        """Describe the input files by split: name, bytes, time of change; of a folder, those read."""
         return {
             split: [_folder(path) if path.is_dir() else _file(path) for path in source.files]
             for split, source in self.splits.items()
@@ -222,11 +224,9 @@ class Corpus:
         )
 
     def _source(self, root: Path, files: Files) -> Source:
-        sides = [
-            located(root, *dict.fromkeys(name.format(side=side) for name in files.names))
-            for side in (self.sides if any("{side}" in name for name in files.names) else ("",))
-        ]
-        source = source_of(files.reader, *sides)
+        sides = self.sides if any("{side}" in name for name in files.names) else ("",)
+        places = [[name.format(side=side) for side in sides] for name in files.names]
+        source = source_of(files.reader, *located(root, places))
         first_field = "source" if self.task == "translation" else "text"
         return source if files.share is None else source.share(first_field, files.share)
 
@@ -265,7 +265,7 @@ def _file(path: Path) -> dict[str, Any]:
 
 
 def _folder(path: Path) -> dict[str, Any]:
-    """Describe a folder by its files: how many, their bytes, and a hash of each one's description."""
+    """Describe a folder by the files that are read: how many, their bytes, a hash of their descriptions."""
     files = [_file(file) for file in sorted(_inside(path))]
     digest = hashlib.sha256(json.dumps(files).encode()).hexdigest()
     size = sum(file["bytes"] for file in files)
@@ -273,7 +273,8 @@ def _folder(path: Path) -> dict[str, Any]:
 
 
 def _inside(path: Path) -> Iterator[Path]:
-    return (file for file in path.rglob("*") if file.is_file()) if path.is_dir() else iter([path])
+    """Yield the files that are read: of a folder, which only IMDB has, its reviews."""
+    return chain.from_iterable(reviews(path).values()) if path.is_dir() else iter([path])
 
 
 BUCKETS = 1000

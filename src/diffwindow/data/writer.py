@@ -26,6 +26,7 @@ from diffwindow.files import (
     write_json,
 )
 
+PROGRESS = "progress.json"
 _SUFFIXES = {".tokens", ".offsets", ".values", ".json", ".tmp"}
 
 
@@ -91,12 +92,13 @@ class PartialStore:
     @contextmanager
     def opened(cls, out: Path, fingerprint: dict[str, Any]) -> Iterator[Self]:
         """Resume an unfinished store or start one; raise if another process is working on it."""
-        _refuse(out)
-        folder = out.with_name(out.name + ".partial")
+        # a kill after the last rename leaves a whole store that still has its record
+        folder = out if _recorded(out, fingerprint) else out.with_name(out.name + ".partial")
+        _refuse(out, folder, fingerprint)
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder):
-            # another process may have finished it meanwhile
-            _refuse(out)
+            # another process may have finished it meanwhile, and its record be gone
+            _refuse(out, folder, fingerprint)
             remove_temporaries(folder)
             yield cls(out, folder, fingerprint)
 
@@ -108,25 +110,16 @@ class PartialStore:
         self.state = self._resume()
 
     def _resume(self) -> dict[str, Any]:
-        fresh: dict[str, Any] = {"fingerprint": self._fingerprint, "splits": {}}
-        path = self.folder / "progress.json"
-        try:
-            state = read_json(path)
-            if state["fingerprint"] == json.loads(json.dumps(self._fingerprint)):
-                _check_names(state["splits"])
-                self.resumed = True
-                return dict(state)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            # damaged: start again
-            pass
-        # another corpus or other settings: start again
+        if state := _recorded(self.folder, self._fingerprint):
+            self.resumed = True
+            return state
         for file in self.folder.iterdir():
             if file.name == LOCK:
                 continue
             if file.suffix not in _SUFFIXES:
                 raise ValueError(f"{file} does not belong to an unfinished store; move it away")
             file.unlink()
-        return fresh
+        return {"fingerprint": self._fingerprint, "splits": {}}
 
     @property
     def tokenizer_file(self) -> Path:
@@ -140,7 +133,7 @@ class PartialStore:
 
     def save(self) -> None:
         """Record the state, so that the same call resumes from it."""
-        write_json(self.folder / "progress.json", self.state)
+        write_json(self.folder / PROGRESS, self.state)
 
     def finish(self, manifest: dict[str, Any]) -> None:
         """Hash the files, write the manifest, and rename the folder to its final name."""
@@ -151,11 +144,23 @@ class PartialStore:
             }
         tokenizer = {"sha256": sha256_of(self.tokenizer_file)} | manifest["tokenizer"]
         write_json(self.folder / MANIFEST, {"format": FORMAT} | manifest | {"tokenizer": tokenizer})
-        (self.folder / "progress.json").unlink(missing_ok=True)
         flush(self.folder)
         self.folder.rename(self.out)
-        (self.out / LOCK).unlink(missing_ok=True)
         flush(self.out.parent)
+        for name in (PROGRESS, LOCK):
+            (self.out / name).unlink(missing_ok=True)
+
+
+def _recorded(folder: Path, fingerprint: dict[str, Any]) -> dict[str, Any] | None:
+    """Read how far a store has come; None if it is of another corpus or other settings, or damaged."""
+    try:
+        state = read_json(folder / PROGRESS)
+        if state["fingerprint"] != json.loads(json.dumps(fingerprint)):
+            return None
+        _check_names(state["splits"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    return state
 
 
 def _check_names(splits: dict[str, Any]) -> None:
@@ -174,6 +179,7 @@ def _cut(path: Path, size: int) -> None:
         file.truncate(size)
 
 
-def _refuse(out: Path) -> None:
-    if out.exists():
+def _refuse(out: Path, folder: Path, fingerprint: dict[str, Any]) -> None:
+    """Raise if `out` exists, be it as a link to nothing, unless it is the folder to finish."""
+    if os.path.lexists(out) and not (folder == out and _recorded(out, fingerprint)):
         raise ValueError(f"{out} exists already; remove it or choose another folder")
