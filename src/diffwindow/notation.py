@@ -45,6 +45,14 @@ class Term:
     attention: Attention
     layers: tuple[int, int] | Literal["all"] | None = None
 
+    def __post_init__(self) -> None:
+        """Raise unless the layers are named as they should be."""
+        layers = self.layers
+        if layers is None or layers == "all":
+            return
+        if not (isinstance(layers, tuple | list) and len(layers) == 2 and 1 <= layers[0] <= layers[1]):
+            raise ValueError(f'layers={layers!r}: give the first and the last layer, from 1, or "all"')
+
     def layer_range(self, num_layers: int) -> range:
         """Return the layers, from 1, that this term names in a stack of `num_layers`."""
         if self.layers is None:

@@ -595,3 +595,25 @@ def test_watchers_see_every_call_and_leave_no_trace(need_weights):
     assert [call[:2] for call in calls] == [("outer", attention), ("inner", attention)]
     assert calls[0][-1].is_causal
     assert attention.__dict__ == before
+
+
+@pytest.mark.parametrize("positions", [{"positions": "rotary"}, {"relative_size": 3}])
+def test_positions_are_refused_where_queries_stand_elsewhere(positions):
+    attention, x = WindowAttention(8, 2, **positions), torch.randn(2, 6, 8)
+    with pytest.raises(ValueError, match=r"6 queries for 4 keys: \w+ positions are for self-attention"):
+        attention(x, x[:, :4], x[:, :4])
+    with pytest.raises(ValueError, match=r"take 2 queries as the last of 6 keys; pass an attn_mask instead"):
+        attention(x[:, -2:], x, x, is_causal=True)
+
+
+def test_weights_have_the_type_of_the_query():
+    attention, x = WindowAttention(8, 2).bfloat16(), torch.randn(2, 6, 8, dtype=torch.bfloat16)
+    assert attention(x, x, x)[1].dtype == torch.bfloat16
+
+
+def test_backward_hooks_of_the_projection_run_in_cross_attention():
+    attention, calls = WindowAttention(8, 2), []
+    attention.in_proj.register_full_backward_hook(lambda *_: calls.append(1))
+    query, key = (torch.randn(2, length, 8, requires_grad=True) for length in (3, 5))
+    attention(query, key, key)[0].sum().backward()
+    assert calls

@@ -20,6 +20,7 @@ from diffwindow.decoding.search_start import continuation_start, translation_sta
 from diffwindow.files import write_json
 from diffwindow.hf.auto_models import as_transformers, transformers_tokenizer
 from diffwindow.inference.model import load
+from diffwindow.models.added_windows import add_windows
 
 SIZES = {"vocab_size": 12, "embed_dim": 16, "ffn_dim": 24, "num_heads": 2}
 
@@ -303,3 +304,40 @@ def test_an_argument_that_would_be_ignored_is_an_error(make, name):
     labels = {"labels": tokens(2, 5)} if make is translator else {}
     with pytest.raises(ValueError, match=f"does not take {name}; leave it out"):
         model(tokens(2, 5), **labels, **{name: torch.zeros(2, 5)})
+
+
+def test_windows_that_are_added_after_wrapping_are_saved(tmp_path):
+    plain = sharpened(LanguageModel(LanguageModelConfig(**SIZES, num_layers=2)))
+    wrapped = as_transformers(plain)
+    add_windows(plain, "Dec(MW)")
+    wrapped.save_pretrained(tmp_path)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert loaded.model.config.attention == "Dec(MW,Gate)"
+    assert_close(loaded(tokens(2, 5)).logits, wrapped(tokens(2, 5)).logits)
+
+
+def test_a_head_for_other_labels_is_initialised(tmp_path):
+    as_transformers(classifier()).save_pretrained(tmp_path)
+    auto = transformers.AutoModelForSequenceClassification
+    loaded = auto.from_pretrained(tmp_path, num_labels=5, ignore_mismatched_sizes=True)
+    assert loaded(tokens(2, 5)).logits.shape == (2, 5)
+    assert 0 < loaded.model.output.weight.abs().max() < 2
+    assert not loaded.model.output.bias.any()
+    assert torch.equal(loaded.model.embedding.weight, classifier().embedding.weight)
+
+
+def test_a_fresh_model_starts_as_our_own():
+    wrapped = as_transformers(classifier())
+    torch.manual_seed(3)
+    fresh = transformers.AutoModelForSequenceClassification.from_config(wrapped.config).model.state_dict()
+    torch.manual_seed(3)
+    ours = Classifier(wrapped.model.config).state_dict()
+    assert all(torch.equal(fresh[name], value) for name, value in ours.items())
+
+
+@pytest.mark.parametrize(
+    "wish", [{"output_hidden_states": True}, {"output_attentions": True}, {"return_dict": False}]
+)
+def test_what_would_not_be_returned_is_refused(wish):
+    with pytest.raises(ValueError, match="|".join(wish)):
+        as_transformers(language_model())(tokens(2, 5), **wish)

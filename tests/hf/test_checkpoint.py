@@ -97,3 +97,18 @@ def test_a_checkpoint_of_transformers(tmp_path, max_shard_size):
 def test_nothing_to_save_is_said(tmp_path):
     with pytest.raises(ValueError, match="has no windows to save"):
         save_windows(model_of("t5"), tmp_path)
+
+
+def test_a_checkpoint_under_the_names_of_older_versions_has_its_windows(tmp_path):
+    model = open_windows(add_windows(model_of("vit"), "Enc(AW)"))
+    model.save_pretrained(tmp_path)
+    base = type(model).from_pretrained(tmp_path)
+    assert_close(outputs_of("vit", load_windows(base.eval(), tmp_path)), outputs_of("vit", model))
+
+
+def test_a_model_without_its_weights_is_refused(saved):
+    folder, _ = saved
+    with torch.device("meta"):
+        model = model_of("t5")
+    with pytest.raises(ValueError, match="on the meta device has no weights yet; load them first"):
+        load_windows(model, folder)

@@ -227,3 +227,30 @@ def test_a_missing_family_says_how_to_add_it(monkeypatch):
         add_windows(gpt2(), "Dec(AW)")
     with pytest.raises(ValueError, match="has no windows; add_windows adds them"):
         freeze_base(gpt2())
+
+
+def test_windows_of_weights_of_a_byte_can_be_trained():
+    model = model_of("llama").bfloat16()
+    for name, parameter in model.named_parameters():
+        if "self_attn" in name:
+            parameter.requires_grad_(False)
+            parameter.data = parameter.data.to(torch.float8_e4m3fn)
+    add_windows(model, "Dec(MW)")
+    assert {p.dtype for window in windows(model) for p in window.parameters()} == {torch.bfloat16}
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("layers", [(0, 1), (3, 1), (1,), 2])
+def test_layers_that_cannot_be_are_refused(layers):
+    model = model_of("llama")
+    with pytest.raises(ValueError, match="give the first and the last layer, from 1"):
+        add_windows(model, "Dec(MW)", layers=layers)
+    assert not windows(model)
+
+
+def test_a_wrapped_model_of_ours_takes_windows_inside():
+    wrapped = hf.as_transformers(
+        Classifier(ClassifierConfig(vocab_size=10, embed_dim=8, ffn_dim=8, num_heads=2))
+    )
+    with pytest.raises(ValueError, match=r"wraps a model of ours; add windows to its `\.model`"):
+        add_windows(wrapped, "Enc(AW)")

@@ -123,7 +123,7 @@ def test_rows_of_a_corpus_have_gold_spans(tmp_path):
 def test_rows_of_another_vocabulary_or_task_are_refused(models, tmp_path):
     prepare(recipe_of("agreement", rows=20, seed=1), tmp_path / "store")
     store = Store.open(tmp_path / "store")
-    with pytest.raises(ValueError, match="store has another vocabulary than .*classifier"):
+    with pytest.raises(ValueError, match=r"store has another vocabulary than .*classifier"):
         row_example(models["classifier"], store, "train", 3)
     translator = Trained.load(save_model(tmp_path / "model", "translator", tokenizer=store.tokenizer))
     with pytest.raises(ValueError, match="is for classification, which a TranslatorConfig cannot do"):

@@ -179,3 +179,24 @@ def test_what_cannot_be_done_is_said_and_changes_nothing(model, attention, messa
 def test_boundaries_have_a_width():
     with pytest.raises(ValueError, match="boundary_dim=0 is not positive"):
         add_windows(translator("Global"), BEST, boundary_dim=0)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_torch_encoder_with_a_later_window_reads_padding():
+    layer = nn.TransformerEncoderLayer(8, 2, batch_first=True)
+    encoder, x = nn.TransformerEncoder(layer, 2).eval(), torch.randn(2, 5, 8)
+    padding = torch.tensor([[False] * 5, [False, False, False, True, True]])
+    with torch.no_grad():
+        before = encoder(x, src_key_padding_mask=padding)
+        after = add_windows(encoder, "Enc(AW)@2")(x, src_key_padding_mask=padding)
+    assert_close(after[~padding], before[~padding])
+
+
+def test_an_output_layer_stays_frozen():
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, batch_first=True), 2)
+    encoder.requires_grad_(False)
+    add_windows(encoder, "Enc(AW)")
+    trained = [name for name, parameter in encoder.named_parameters() if parameter.requires_grad]
+    assert trained == ["layers.0.self_attn.in_proj.weight", "layers.0.self_attn.in_proj.bias"]
+    remove_windows(encoder)
+    assert not encoder.layers[0].self_attn.out_proj.weight.requires_grad

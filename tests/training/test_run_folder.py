@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from diffwindow.tasks.task import Loss
 from diffwindow.progress import Progress
+from diffwindow.tasks.task import Loss
 from diffwindow.training.failures import TrainingError, explained
 from diffwindow.training.overrides import resolve
 from diffwindow.training.run_folder import Run

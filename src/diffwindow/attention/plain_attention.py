@@ -137,14 +137,27 @@ def plain_attention(
     bias: Tensor | None = None,
     *,
     dropout_p: float = 0.0,
+    scale: float | None = None,
 ) -> Float[Tensor, "b h q e"]:
     """Attend in PyTorch's fused attention to what `visibility` shows; `bias` is one more bias or mask."""
     # PyTorch's own causal mask is faster than an explicit one
     plain = visibility.attn_mask is None and visibility.attn_bias is None and bias is None
     mask = None if plain else _join(bias, visibility, q, k)
     return F.scaled_dot_product_attention(
-        q, k, v, mask, dropout_p=dropout_p, is_causal=plain and visibility.is_causal
+        q, k, v, mask, dropout_p=dropout_p, is_causal=plain and visibility.is_causal, scale=scale
     )
+
+
+def plain_weights(
+    q: Float[Tensor, "b h q e"],
+    k: Float[Tensor, "b h k e"],
+    visibility: Visibility,
+    *,
+    scale: float | None = None,
+) -> Float[Tensor, "b h q k"]:
+    """Return the weights of `plain_attention`, without dropout."""
+    seen = visibility.visible(q, k)
+    return functional.masked_softmax(visibility.biased(functional.scores(q, k, scale, mask=seen)), seen)
 
 
 def _join(bias: Tensor | None, visibility: Visibility, q: Tensor, k: Tensor) -> Tensor | None:

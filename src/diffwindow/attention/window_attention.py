@@ -18,7 +18,7 @@ from diffwindow.arguments import (
     check_segment_size,
     check_tolerance,
 )
-from diffwindow.attention.plain_attention import plain_attention
+from diffwindow.attention.plain_attention import plain_attention, plain_weights
 from diffwindow.attention.positions import distance_scores
 from diffwindow.attention.stacked_attention import Rotary, StackedAttention, check_heads
 from diffwindow.attention.visibility import EVERYTHING, Visibility, first_visible_key, hidden, read_masks
@@ -154,8 +154,8 @@ class WindowAttention(StackedAttention):
         """Attend; the arguments and results are those of `torch.nn.MultiheadAttention`.
 
         As there, masks are True where a query may *not* look, or floats that are added to the scores, of
-        which -inf hides; `need_weights=False` is faster. The weights are those used, for a multiplicative
-        window the product with the window. `is_causal=True` needs no `attn_mask` beside it.
+        which -9,000 and less hides; `need_weights=False` is faster. The weights are those used, for a
+        multiplicative window the product with the window. `is_causal=True` needs no `attn_mask` beside it.
         """
         batched = query.dim() == 3
         query, key, value = self._as_batches(query, key, value)
@@ -171,7 +171,7 @@ class WindowAttention(StackedAttention):
             v = self.key_heads(keys)[-1]
             seen = visibility.visible(self.query_heads(queries)[0], v)
             output = self._merge_heads(functional.attend(used, v, mask=seen))
-            weights = used.mean(1) if average_attn_weights else used
+            weights = (used.mean(1) if average_attn_weights else used).to(query.dtype)
             weights = weights if batched else weights.squeeze(0)
         else:
             output = self.attend(queries, keys, visibility)
@@ -255,8 +255,7 @@ class WindowAttention(StackedAttention):
         )
         if self.gate is None:
             return maps
-        seen = visibility.visible(q, k)
-        plain = functional.masked_softmax(visibility.biased(functional.scores(q, k, mask=seen)), seen)
+        plain = plain_weights(q, k, visibility)
         return maps._replace(weights=mix_heads(plain, maps.weights, self.gate))
 
     def _with_distances(self, visibility: Visibility, q: Tensor, num_keys: int) -> Visibility:
@@ -320,6 +319,7 @@ class WindowAttention(StackedAttention):
         """Read the masks of a call."""
         if key_padding_mask is not None and not batched:
             key_padding_mask = key_padding_mask.unsqueeze(0)
+        self._check_places(query.shape[1], key.shape[1], is_causal=is_causal)
         shape = (query.shape[0], self.num_heads, query.shape[1], key.shape[1])
         visible, bias = read_masks(key_padding_mask, attn_mask, shape)
         return Visibility(visible, is_causal, first_visible_key(key_padding_mask), bias)
@@ -336,12 +336,23 @@ class WindowAttention(StackedAttention):
             key, value = cleared, cleared if value is key else value.masked_fill(padding, 0.0)
         queries, keys = self.project_queries(query), self.project_keys(key, value)
         start = key.shape[1] - query.shape[1]
-        if self.rotary is not None and start < 0:
+        return self._rotated(queries, self._query_dims, start), self._rotated(keys, self._key_dims, 0)
+
+    def _check_places(self, num_queries: int, num_keys: int, *, is_causal: bool) -> None:
+        """Raise where positions would place the queries otherwise than they are: as the last of the keys."""
+        if self.rotary is None and self.key_table is None:
+            return
+        name = "relative" if self.rotary is None else "rotary"
+        if num_queries > num_keys:
             raise ValueError(
-                f"{query.shape[1]} queries for {key.shape[1]} keys: rotary positions are for self-attention, "
+                f"{num_queries} queries for {num_keys} keys: {name} positions are for self-attention, "
                 "where the queries are the last of the keys"
             )
-        return self._rotated(queries, self._query_dims, start), self._rotated(keys, self._key_dims, 0)
+        if is_causal and num_queries != num_keys:
+            raise ValueError(
+                f"is_causal=True shows query i the keys up to i, but {name} positions take {num_queries} "
+                f"queries as the last of {num_keys} keys; pass an attn_mask instead"
+            )
 
 
 def mix_heads(

@@ -44,6 +44,8 @@ from diffwindow.tasks.model_folder import read_record
 TEMPLATES = {"translator": "$A </s>", "classifier": "$A </s>", "language_model": "<s> $A"}
 RUNNING_TEXT = "</s> $A"
 IGNORED = -100
+# the attribute by which transformers tells which parameters have their values
+INITIALIZED = "_is_hf_initialized"
 # What transformers may pass that would change the outputs; what it passes beside these does not.
 UNSUPPORTED = (
     *("inputs_embeds", "position_ids"),
@@ -59,20 +61,38 @@ class _Wrapped(PreTrainedModel):
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        settings = read_config(config.settings)
-        self.model: Any = build_model(settings)
+        self.model: Any = build_model(read_config(config.settings))
+        for parameter in self.model.parameters():
+            setattr(parameter, INITIALIZED, True)
         self.post_init()
         if self.can_generate():
             # our own search never proposes these
             self.generation_config.suppress_tokens = [PAD, BOS]
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Leave the weights as our own models initialise them."""
+        """Initialise the parameters that a checkpoint lacks; others are as our own models make them."""
+        for name, parameter in module.named_parameters(recurse=False):
+            if getattr(parameter, INITIALIZED, False):
+                continue
+            if parameter.dim() > 1:
+                nn.init.xavier_uniform_(parameter)
+            else:
+                nn.init.constant_(parameter, float(isinstance(module, nn.LayerNorm) and name == "weight"))
+
+    def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
+        """Write a folder that the Auto classes load, with windows that were added since."""
+        self.config.settings = self.model.config.model_dump()
+        super().save_pretrained(*args, **kwargs)
 
     def _refuse_unsupported(self, others: Mapping[str, Any]) -> None:
         for name in UNSUPPORTED:
             if others.get(name) is not None:
                 raise ValueError(f"{type(self).__name__} does not take {name}; leave it out")
+        for name in ("output_hidden_states", "output_attentions"):
+            if others.get(name):
+                raise ValueError(f"{type(self).__name__} does not know {name}; diffwindow.capture shows maps")
+        if others.get("return_dict") is False:
+            raise ValueError(f"{type(self).__name__} returns no tuple; leave return_dict=False out")
 
     # called by `generate` with a static cache, with more arguments than are of use here
     def create_masks_for_generate(self, *, attention_mask: Tensor | None, **_: Any) -> Tensor | None:
@@ -187,6 +207,11 @@ class ClassifierForSequenceClassification(_Wrapped):
     config_class = ClassifierAutoConfig
     # its loss is the mean of a batch, which a Trainer has to divide by the batches of an update
     accepts_loss_kwargs = False
+
+    def __init__(self, config: Any) -> None:
+        # a caller of `from_pretrained` may ask for other labels
+        config.settings = config.settings | {"num_classes": config.num_labels}
+        super().__init__(config)
 
     # the names are those that transformers calls with; it passes more that a model may leave alone
     def forward(

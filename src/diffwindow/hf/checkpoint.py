@@ -14,6 +14,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
 
 from diffwindow import __version__
 from diffwindow.arguments import check_tolerance
@@ -87,6 +88,8 @@ def load_windows(
     `save_pretrained` wrote of a model with windows, whose windows `from_pretrained` leaves out. Windows that
     were trained on other base weights are refused, unless `check_base=False`.
     """
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise ValueError(f"a {type(model).__name__} on the meta device has no weights yet; load them first")
     path = _local(folder, revision)
     if (path / DESCRIPTION).is_file():
         settings, tensors = _read(path, model, check_base=check_base)
@@ -94,6 +97,10 @@ def load_windows(
         settings, tensors = _read_checkpoint(path)
     add_windows(model, settings.plan, window_tolerance=settings.window_tolerance, init=settings.init)
     wanted = _window_tensors(model)
+    if not (path / DESCRIPTION).is_file():
+        # transformers may save tensors under the names of older versions
+        names = {next(iter(revert_weight_conversion(model, {name: wanted[name]}))): name for name in wanted}
+        tensors = {names.get(name, name): tensor for name, tensor in tensors.items()}
     problem = _misfit(tensors, wanted)
     if problem:
         remove_windows(model)

@@ -12,6 +12,7 @@ from diffwindow.hf.attention import CHILD, IMPLEMENTATION, check_implementation,
 from diffwindow.hf.families import Place, attention_places
 from diffwindow.models import added_windows
 from diffwindow.models.added_windows import Layers, WindowInit, planned, window_plan
+from diffwindow.models.pretrained import PretrainedModel
 from diffwindow.models.window_adapter import WindowAdapter
 from diffwindow.notation import Plan
 
@@ -47,6 +48,8 @@ def add_windows(
             window_tolerance=window_tolerance,
             init=init,
         )
+    if isinstance(getattr(model, "model", None), PretrainedModel):
+        raise ValueError(f"{type(model).__name__} wraps a model of ours; add windows to its `.model`")
     plan = window_plan(attention, layers=layers, boundary_dim=boundary_dim, init=init)
     if any(_windows(model)):
         raise ValueError(f"{type(model).__name__} has windows already; remove_windows takes them out")
@@ -225,4 +228,6 @@ def _like(window: WindowAdapter, module: nn.Module, model: PreTrainedModel) -> W
             f"the weights of a {type(module).__name__} are offloaded; load the model without offloading "
             "to add windows"
         )
-    return window.to(device=like.device, dtype=like.dtype).train(module.training)
+    # weights of a byte are for products alone, and cannot be trained
+    dtype = like.dtype if like.dtype.itemsize > 1 else model.dtype
+    return window.to(device=like.device, dtype=dtype).train(module.training)

@@ -48,8 +48,12 @@ def is_plain(layer: nn.Module) -> TypeGuard[nn.Linear]:
     return type(layer) is nn.Linear and not (
         layer._forward_hooks
         or layer._forward_pre_hooks
+        or layer._backward_hooks
+        or layer._backward_pre_hooks
         or hooks._global_forward_hooks
         or hooks._global_forward_pre_hooks
+        or hooks._global_backward_hooks
+        or hooks._global_backward_pre_hooks
         or "forward" in layer.__dict__
     )
 

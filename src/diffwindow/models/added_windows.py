@@ -41,7 +41,8 @@ def add_windows(
     With `init="identity"` the outputs are those of the plain model: the queries of an additive window's local
     score start at zero, and a multiplicative window has a gate, which starts at 0. `init="paper"` starts as
     the paper does, at random. The model is one of ours, a `torch.nn.MultiheadAttention`, or any module that
-    holds layers of `torch.nn.TransformerEncoder` or `torch.nn.TransformerDecoder`.
+    holds layers of `torch.nn.TransformerEncoder` or `torch.nn.TransformerDecoder`. The projections of a
+    window are one parameter, which is trained also where that of the plain attention was frozen.
 
     >>> encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, batch_first=True), 2).eval()
     >>> x = torch.randn(3, 5, 8)
@@ -71,6 +72,12 @@ def add_windows(
     ]
     for parent, name, window in built:
         setattr(parent, name, window)
+    for module in model.modules():
+        if isinstance(module, nn.TransformerEncoder) and any(
+            isinstance(one, WindowAttention) for one in module.modules()
+        ):
+            # torch would give the layers nested tensors, if the first one is plain
+            module.use_nested_tensor = False
     if isinstance(model, PretrainedModel):
         model.config = config
     return model
@@ -200,7 +207,7 @@ def _windowed(
                     stacked[rows] = block
                 if init == "identity":
                     stacked[window.local_query_rows()] = 0
-    window.out_proj.load_state_dict(out_proj.state_dict())
+    _copy_layer(out_proj, window.out_proj)
     if isinstance(plain, GlobalAttention) and plain.rotary is not None:
         window.use_rotary(plain.rotary)
     return window.train(plain.training)
@@ -225,7 +232,7 @@ def _as_global(window: WindowAttention) -> GlobalAttention:
     weight, stacked_bias = _plain_stack(window)
     plain.to(device=weight.device, dtype=weight.dtype)
     plain.in_proj.load_state_dict({"weight": weight} | ({"bias": stacked_bias} if bias else {}))
-    plain.out_proj.load_state_dict(window.out_proj.state_dict())
+    _copy_layer(window.out_proj, plain.out_proj)
     if window.rotary is not None:
         plain.use_rotary(window.rotary)
     return plain.train(window.training)
@@ -245,9 +252,16 @@ def _as_multihead(window: WindowAttention) -> nn.MultiheadAttention:
         dtype=weight.dtype,
     )
     state = {"in_proj_weight": weight} | ({} if bias is None else {"in_proj_bias": bias})
-    output = {f"out_proj.{name}": x for name, x in window.out_proj.state_dict().items()}
-    plain.load_state_dict(state | output)
+    plain.load_state_dict(state, strict=False)
+    _copy_layer(window.out_proj, plain.out_proj)
     return plain.train(window.training)
+
+
+def _copy_layer(source: nn.Linear, target: nn.Linear) -> None:
+    """Copy the weights of a layer, and whether they are trained."""
+    target.load_state_dict(source.state_dict())
+    for name, parameter in source.named_parameters():
+        target.get_parameter(name).requires_grad_(parameter.requires_grad)
 
 
 def _plain_stack(window: WindowAttention) -> tuple[Tensor, Tensor | None]:

@@ -5,14 +5,14 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from diffwindow import functional, ops
 from diffwindow.arguments import check_tolerance
 from diffwindow.attention.kinds import WINDOWED
-from diffwindow.attention.visibility import first_true
+from diffwindow.attention.plain_attention import plain_attention, plain_weights
+from diffwindow.attention.visibility import Visibility, first_true
 from diffwindow.attention.window_attention import mix_heads
 from diffwindow.kernels import direct
 from diffwindow.models.added_windows import WindowInit
@@ -156,11 +156,8 @@ class WindowAdapter(nn.Module):
         )
         if self.gate is None:
             return windowed
-        mask = _joined_mask(q, k, attn_mask, attn_bias, is_causal=is_causal)
-        causal = is_causal and mask is None
-        plain = F.scaled_dot_product_attention(
-            q, k, v, mask, dropout_p=dropout_p, is_causal=causal, scale=scale
-        )
+        visibility = Visibility(attn_mask, is_causal, attn_bias=attn_bias)
+        plain = plain_attention(q, k, v, visibility, dropout_p=dropout_p, scale=scale)
         return mix_heads(plain, windowed, self.gate)
 
     def segment_origin(self, attn_mask: Bool[Tensor, "..."] | None, batch: int) -> Int[Tensor, " b"] | None:
@@ -198,9 +195,8 @@ class WindowAdapter(nn.Module):
         )
         if self.gate is None:
             return maps
-        visible = ops.visible_mask(q, k, attn_mask=attn_mask, attn_bias=attn_bias, is_causal=is_causal)
-        scores = functional.scores(q, k, scale, mask=visible)
-        plain = functional.masked_softmax(scores if attn_bias is None else scores + attn_bias, visible)
+        visibility = Visibility(attn_mask, is_causal, attn_bias=attn_bias)
+        plain = plain_weights(q, k, visibility, scale=scale)
         return maps._replace(weights=mix_heads(plain, maps.weights, self.gate))
 
     @torch.no_grad()
@@ -263,16 +259,3 @@ def _sample(
         None if segment_origin is None else segment_origin[:1].clone(),
         scale,
     )
-
-
-def _joined_mask(
-    q: Tensor, k: Tensor, attn_mask: Tensor | None, attn_bias: Tensor | None, *, is_causal: bool
-) -> Tensor | None:
-    """Join mask and bias to what `scaled_dot_product_attention` takes; None if it needs neither."""
-    if attn_mask is None and attn_bias is None:
-        return None
-    visible = ops.visible_mask(q, k, attn_mask=attn_mask, is_causal=is_causal)
-    if attn_bias is None:
-        return visible
-    bias = attn_bias.to(q.dtype)
-    return bias if visible is None else bias.masked_fill(~visible, float("-inf"))
