@@ -5,9 +5,9 @@
 
 The Llama is pretrained on WikiText-2 and fine-tuned on sentences of the 1B-word benchmark (perplexity per
 token); the Bert is pretrained on reviews of IMDB and fine-tuned on SST-2 (accuracy). Every fine-tuning run
-starts from the same weights, takes the same steps and sees the same batches for the same seed. Windows start
-closed and learn at ten times the rate of the rest. Results go to RUN/results.json; a run that was cut short
-goes on where it stopped.
+starts from the same weights, takes the same steps and sees the same batches for the same seed. Windows
+start without effect and learn at ten times the rate of the rest. Results go to RUN/results.json; a run that
+was cut short goes on where it stopped.
 """
 
 import argparse
@@ -42,9 +42,13 @@ VARIANTS = {
 
 
 def lines(path):
-    opener = lzma.open if path.suffix == ".xz" else gzip.open
-    with opener(path, "rt", encoding="utf-8") as file:
-        return [line.strip() for line in file if line.strip()]
+    """Read the lines of a file, which may be compressed."""
+    for ending, opener in (("", open), (".gz", gzip.open), (".xz", lzma.open)):
+        found = path.with_name(path.name + ending)
+        if found.is_file():
+            with opener(found, "rt", encoding="utf-8") as file:
+                return [line.strip() for line in file if line.strip()]
+    raise SystemExit(f"there is no file {path}, nor {path.name}.gz or .xz beside it")
 
 
 def train_tokenizer(texts, path):
@@ -113,10 +117,10 @@ class Llama:
     measure = "perplexity"
 
     def __init__(self, data, out):
-        general = lines(data / "wikitext2/wiki.train.tokens.xz")
+        general = lines(data / "wikitext2/wiki.train.tokens")
         tokenizer = train_tokenizer(general, out / "tokenizer.json")
         self.general = blocks(tokenizer, general)
-        news = lines(data / "lm1b_heldout/1b_benchmark.dev.tokens.gz")
+        news = lines(data / "lm1b_heldout/1b_benchmark.dev.tokens")
         self.train, self.test = blocks(tokenizer, news[:-1500]), blocks(tokenizer, news[-1500:])
 
     def fresh(self):
@@ -145,11 +149,11 @@ class Bert:
     measure = "accuracy"
 
     def __init__(self, data, out):
-        reviews = [line.split("\t")[3] for line in lines(data / "imdb/imdb_train.tsv.xz")[::5]]
+        reviews = [line.split("\t")[3] for line in lines(data / "imdb/imdb_train.tsv")[::5]]
         tokenizer = train_tokenizer(reviews, out / "tokenizer.json")
         self.general = blocks(tokenizer, reviews)
-        self.train, self.labels = self.read(tokenizer, data / "sst/sst2_train.tsv.gz")
-        self.test, self.gold = self.read(tokenizer, data / "sst/sst2_test.tsv.gz")
+        self.train, self.labels = self.read(tokenizer, data / "sst/sst2_train.tsv")
+        self.test, self.gold = self.read(tokenizer, data / "sst/sst2_test.tsv")
 
     def read(self, tokenizer, path):
         rows = [line.split("\t", 1) for line in lines(path)]

@@ -40,8 +40,10 @@ def allowed_hosts(host: str) -> tuple[str, ...]:
 
     >>> allowed_hosts("192.168.1.5")
     ('192.168.1.5', 'localhost', '127.0.0.1', '[::1]')
+    >>> allowed_hosts("FE80::1")[0]
+    '[fe80::1]'
     """
-    name = f"[{host}]" if ":" in host else host.lower()
+    name = f"[{host}]".lower() if ":" in host else host.lower()
     return LOCAL if name in LOCAL else (name, *LOCAL)
 
 
