@@ -3,10 +3,13 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
 from diffwindow.cli import main
+from diffwindow.cli.errors import WORKER_DIED
+from diffwindow.data import encoding
 from diffwindow.data.store import Store
 from diffwindow.data.tokenizer import Tokenizer
 
@@ -101,6 +104,24 @@ def test_only_the_verb_that_can_skip_bad_rows_advises_it(run, tmp_path):
     assert (code, "pass --skip-bad" in err) == (2, True)
 
 
+def test_misaligned_files_are_never_skipped(run, pair, tmp_path):
+    (tmp_path / "a.de").write_text("ein Hund\n" * 99)
+    for more in ((), ("--skip-bad",)):
+        code, _, err = run("prepare", *pair, *more, "--out", tmp_path / "store")
+        assert (code, "a.en has a line 100" in err, "--skip-bad" in err) == (2, True, False)
+
+
+def test_a_worker_that_died_is_one_sentence(run, pair, tmp_path, monkeypatch):
+    def dying(workers, context, *_):
+        return ProcessPoolExecutor(workers, context, os._exit, (9,))
+
+    monkeypatch.setattr(encoding, "ProcessPoolExecutor", dying)
+    code, _, err = run("prepare", *pair, "--workers", 2, "--out", tmp_path / "store")
+    assert (code, err) == (2, f"diffwindow: {WORKER_DIED}\n")
+    monkeypatch.undo()
+    assert run("prepare", *pair, "--out", tmp_path / "store")[0] == 0
+
+
 def test_dry_run_writes_nothing(run, pair, tmp_path):
     before = set(tmp_path.iterdir())
     code, out, _ = run("prepare", *pair, "--out", tmp_path / "store", "--dry-run")
@@ -114,6 +135,10 @@ def test_dry_run_writes_nothing(run, pair, tmp_path):
     (["prepare", "sst2", "--text", "a", "--out", "x"], "not a corpus and --text"),
     (["prepare", "--source", "a", "--out", "x"], "there is no file a"),
     (["prepare", "agrement", "--out", "x"], "did you mean 'agreement'"),
+    (
+        ["prepare", "agreement", "--tokenizer", "t.json", "--vocab-size", "5000", "--out", "x"],
+        "--vocab-size 5000 is for a new vocabulary, but t.json has its own; leave one out",
+    ),
     (["data", "check", "nowhere"], "nowhere is not a prepared corpus"),
     (["data", "get", "sst9"], "no corpus is called 'sst9'"),
 ])  # fmt: skip

@@ -13,6 +13,7 @@ TINY = [
     "train.final=last",
 ]
 ENGLISH = "A dog runs .\nThe keys are here .\n"
+SYSTEM = ("--hypothesis", "train.fr", "--reference", "val.fr")
 FRENCH = "Un chien court .\nLes clés sont ici .\n"
 
 
@@ -57,6 +58,13 @@ def test_the_output_of_any_system(run, raw):
     (("--hypothesis", "train.fr"), "--hypothesis goes with --reference"),
     (("--hypothesis", "train.fr", "--reference", "short.fr"), "has 2 lines and short.fr has 1"),
     (("--hypothesis", "train.fr", "--reference", "val.fr", "--target-lang", "French"), "'French' of the"),
+    ((*SYSTEM, "--against", "."), "--hypothesis goes with --reference and --target-lang alone"),
+    ((*SYSTEM, "--beam", "8"), "--hypothesis goes with --reference and --target-lang alone"),
+    ((*SYSTEM, "--length-penalty", "0"), "--hypothesis goes with --reference and --target-lang alone"),
+    ((*SYSTEM, "--split", "valid"), "--hypothesis goes with --reference and --target-lang alone"),
+    ((".", "--text-column", "body"), "go with --labels, not with the corpus of the run"),
+    ((".", "--label-column", "2", "--text", "train.en"), "go with --labels, not with --text"),
+    ((".", "--split", "valid", "--text", "train.en"), "--split goes with --data or the corpus of the run"),
     (("--hypothesis", "-", "--reference", "-"), "are both -, which is stdin; give a file for one"),
     ((".", "--text", "-"), "--text - is stdin, but a test set is read more than once; save it to a file"),
     ((".", "--source", "train.en"), "--source and --reference go together"),

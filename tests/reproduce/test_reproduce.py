@@ -79,6 +79,13 @@ def test_columns_that_a_scale_lacks_are_left_out_unless_named(tmp_path, monkeypa
     assert "has no mini scale" in str(named.output) + str(named.exception)
 
 
+def test_a_table_without_columns_at_a_scale_is_an_error(tmp_path):
+    done = CliRunner().invoke(app, ["reproduce", "agreement", "--scale", "paper", "--out", str(tmp_path)])
+    assert done.exit_code == 1
+    assert str(done.exception) == "agreement has no columns at scale paper; choose mini or smoke"
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_learning_is_what_validations_gave_and_not_the_final_model(tmp_path):
     table = table_of("table5").chosen(["sva"], ["Global"])
     jobs = jobs_of(table, SMOKE, (1, 2), tmp_path)
@@ -330,8 +337,8 @@ def test_rows_that_were_not_run_are_said_to_be(tmp_path):
 def test_a_report_keeps_what_other_commands_ran(tmp_path):
     arguments = ["reproduce", "table5", "--scale", "smoke", "--jobs", "1", "--out", str(tmp_path)]
     (other,) = jobs_of(table_of("table5").chosen(["imdb"], ["Global"]), SMOKE, (1,), tmp_path)
-    (asked,) = jobs_of(table_of("table5").chosen(["sva"], ["Global"]), SMOKE, (1,), tmp_path)
-    for job in (other, asked):
+    asked = jobs_of(table_of("table5").chosen(["sva"], ["Global"]), SMOKE, (1, 2, 3), tmp_path)
+    for job in (other, *asked):
         job.folder.mkdir(parents=True)
         result = _outcome(job, 90.0).result | {"settings": list(arguments_of(job))}
         (job.folder / RESULT).write_text(json.dumps(result))
@@ -341,6 +348,10 @@ def test_a_report_keeps_what_other_commands_ran(tmp_path):
     assert "## IMDB" in text
     assert "## subject-verb agreement" in text
     assert "SST" not in text
+    found = json.loads((tmp_path / "table5-smoke" / JSON).read_text(encoding="utf-8"))
+    counts = {column["column"]: column["rows"][0]["ours"]["count"] for column in found["columns"]}
+    # seeds that this command did not ask for stay in the report
+    assert counts == {"imdb": 1, "sva": 3}
 
 
 def test_speeds_are_relative_to_the_first_row(translations):

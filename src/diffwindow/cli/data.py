@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from diffwindow.cli.options import LabelColumn, TextColumn
+from diffwindow.cli.options import LabelColumn, TextColumn, check_partners
 
 if TYPE_CHECKING:
     from diffwindow.data.prepare import Estimate
@@ -60,7 +60,8 @@ def prepare(
     rows: Annotated[int | None, typer.Option(min=1, help="Training rows of a generated corpus.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of a generated corpus.")] = 0,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes; by default the cores, at most 4.")
+        int | None,
+        typer.Option(min=1, help="Processes; by default the cores, at most 4; one for a small corpus."),
     ] = None,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave bad rows out and count them.")] = False,
     dry_run: Annotated[
@@ -84,15 +85,19 @@ def prepare(
     }
     languages = {"source": source_lang, "target": target_lang}
     two_sided = any(left or right for left, right in sides.values())
-    _check_partners(
+    check_partners(
         chosen,
         (
             ("--target, --valid-… and --test-…", two_sided, ("--source",)),
-            ("--valid and --test", valid or test, ("--tsv", "--labels", "--text")),
-            ("--text-column and --label-column", text_column or label_column, ("--labels",)),
-            ("--source-lang and --target-lang", source_lang or target_lang, ("--source", "--tsv")),
+            ("--valid and --test", bool(valid or test), ("--tsv", "--labels", "--text")),
+            ("--text-column and --label-column", bool(text_column or label_column), ("--labels",)),
+            ("--source-lang and --target-lang", bool(source_lang or target_lang), ("--source", "--tsv")),
         ),
     )
+    if tokenizer and vocab_size:
+        raise ValueError(
+            f"--vocab-size {vocab_size} is for a new vocabulary, but {tokenizer} has its own; leave one out"
+        )
     if (rows or seed) and corpus not in GENERATED:
         raise ValueError(f"--rows and --seed are for a generated corpus, one of {', '.join(GENERATED)}")
     with _naming_options(), naming_data_option():
@@ -118,21 +123,6 @@ def _chosen_input(inputs: Mapping[str, object]) -> str:
             f"not {' and '.join(given) or 'none'}"
         )
     return given[0]
-
-
-def _check_partners(chosen: str, rules: Sequence[tuple[str, object, Sequence[str]]]) -> None:
-    """Raise if an option is given that does not go with the chosen input.
-
-    A rule has options, what they were given, and the inputs that they go with.
-    """
-    for options, value, partners in rules:
-        if value and chosen not in partners:
-            raise ValueError(f"{options} go with {_either(partners)}, not with {chosen}")
-
-
-def _either(names: Sequence[str]) -> str:
-    *first, last = names
-    return f"{', '.join(first)} or {last}" if first else last
 
 
 def _parallel_recipe(name: str, sides: dict[str, tuple[File, File]]) -> Recipe:

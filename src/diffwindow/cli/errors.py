@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from concurrent.futures import BrokenExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 from diffwindow.extras import missing, optional
 
 OUT_OF_MEMORY = "out of memory; use a smaller model or smaller batches"
+WORKER_DIED = (
+    "a worker died, probably out of memory; prepare the corpus with fewer --workers; the same command resumes"
+)
 
 
 @contextmanager
@@ -29,6 +33,8 @@ def one_sentence_errors() -> Iterator[None]:
         text = str(missing(package))
     except MemoryError:
         text = OUT_OF_MEMORY
+    except BrokenExecutor:
+        text = WORKER_DIED
     except RuntimeError as error:
         # torch has no exception class for its CPU allocator
         if "can't allocate memory" not in str(error) and "out of memory" not in str(error):

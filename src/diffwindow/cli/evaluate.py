@@ -12,7 +12,16 @@ import typer
 
 from diffwindow.cli.data import File
 from diffwindow.cli.errors import check_folder, interruptible
-from diffwindow.cli.options import AsJson, Beam, Device, LabelColumn, LengthPenalty, TextColumn, chosen_search
+from diffwindow.cli.options import (
+    AsJson,
+    Beam,
+    Device,
+    LabelColumn,
+    LengthPenalty,
+    TextColumn,
+    check_partners,
+    chosen_search,
+)
 from diffwindow.cli.streams import STANDARD, file_or_dash, input_lines, input_name
 
 if TYPE_CHECKING:
@@ -21,6 +30,8 @@ if TYPE_CHECKING:
     from diffwindow.evaluation.evaluate import Evaluation
     from diffwindow.evaluation.new_files import NewFiles
     from diffwindow.tasks.trained_model import Trained
+
+OWN_CORPUS = "the corpus of the run"
 
 
 def evaluate(
@@ -64,13 +75,22 @@ def evaluate(
     """
     test_set = {"--data": data, "--source": source, "--labels": labels, "--text": text}
     if hypothesis:
-        if run or any(test_set.values()) or not reference:
+        others = (run, against, beam, length_penalty, text_column, label_column, *test_set.values())
+        changed = (split, device) != ("test", "auto")
+        if not reference or changed or any(value is not None for value in others):
             raise ValueError("--hypothesis goes with --reference and --target-lang alone, without a run")
         _score_files(hypothesis, reference, target_lang, as_json=as_json)
         return
     if run is None:
         raise ValueError("give the folder of a run, or --hypothesis with --reference")
-    _check_test_set(test_set, reference)
+    chosen = _chosen_test_set(test_set, reference)
+    check_partners(
+        chosen,
+        (
+            ("--text-column and --label-column", bool(text_column or label_column), ("--labels",)),
+            ("--split", split != "test", ("--data", OWN_CORPUS)),
+        ),
+    )
     for folder in (run, against) if against else (run,):
         check_folder(folder)
     from diffwindow.cli.evaluation_report import as_text
@@ -94,8 +114,8 @@ def evaluate(
         print(to_json(report, indent=2) if as_json else "\n".join(as_text(report)))
 
 
-def _check_test_set(test_set: dict[str, Path | None], reference: Path | None) -> None:
-    """Raise unless the options name at most one test set, in files that can be read twice."""
+def _chosen_test_set(test_set: dict[str, Path | None], reference: Path | None) -> str:
+    """Return the option that names the test set; raise for two, or for one that cannot be read twice."""
     if (test_set["--source"] is None) != (reference is None):
         raise ValueError("--source and --reference go together: new sentences and their translations")
     chosen = [name for name, path in test_set.items() if path]
@@ -104,6 +124,7 @@ def _check_test_set(test_set: dict[str, Path | None], reference: Path | None) ->
     for name, path in {**test_set, "--reference": reference}.items():
         if path == STANDARD:
             raise ValueError(f"{name} - is stdin, but a test set is read more than once; save it to a file")
+    return chosen[0] if chosen else OWN_CORPUS
 
 
 def _evaluate_runs(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -37,6 +38,27 @@ Jobs = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 AsJsonLines = Annotated[bool, typer.Option("--json", help="Print JSON lines.")]
+
+
+def check_partners(chosen: str, rules: Sequence[tuple[str, bool, Sequence[str]]]) -> None:
+    """Raise if an option is given that does not go with what was chosen.
+
+    A rule has options, whether one of them is given, and the choices that they go with.
+    """
+    for options, given, partners in rules:
+        if given and chosen not in partners:
+            verb = "go" if " and " in options else "goes"
+            raise ValueError(f"{options} {verb} with {either(partners)}, not with {chosen}")
+
+
+def either(names: Sequence[str]) -> str:
+    """Join names by "or".
+
+    >>> either(["mini", "smoke"]), either(["paper", "mini", "smoke"]), either(["mini"])
+    ('mini or smoke', 'paper, mini or smoke', 'mini')
+    """
+    *first, last = names
+    return f"{', '.join(first)} or {last}" if first else last
 
 
 def chosen_search(own: Search, *, beam: int | None, length_penalty: float | None) -> Search:

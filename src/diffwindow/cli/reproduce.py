@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from diffwindow.cli.options import Jobs
+from diffwindow.cli.options import Jobs, either
 
 if TYPE_CHECKING:
     from diffwindow.reproduce.findings import Finding
@@ -43,19 +43,29 @@ def reproduce(
     from diffwindow.cli.errors import naming_data_option
     from diffwindow.progress import show_progress
     from diffwindow.reproduce.findings import findings
-    from diffwindow.reproduce.runner import done_before, jobs_of, make_stores, usual_processes
-    from diffwindow.reproduce.scales import scale_of
+    from diffwindow.reproduce.runner import (
+        done_before,
+        jobs_of,
+        make_stores,
+        seeds_on_disk,
+        usual_processes,
+    )
+    from diffwindow.reproduce.scales import SCALES, scale_of
     from diffwindow.reproduce.tables import table_of
 
     chosen_scale, full_table = scale_of(scale), table_of(table)
     scaled_table = full_table.at(chosen_scale.experiments)
+    if not columns and not scaled_table.columns:
+        others = [name for name, one in SCALES.items() if full_table.at(one.experiments).columns]
+        raise ValueError(f"{table} has no columns at scale {scale}; choose {either(others)}")
     numbers, folder = range(1, seeds + 1), out / f"{table}-{scale}"
     command = shlex.join(["diffwindow", *sys.argv[1:]])
     # a named column must exist at this scale; without names, those of the scale are run
     base = full_table if columns else scaled_table
     asked = jobs_of(base.chosen(split_names(columns), split_names(rows)), chosen_scale, numbers, out)
-    # a report shows every finished run, whichever part was asked for
-    outcomes = done_before(jobs_of(scaled_table, chosen_scale, numbers, out))
+    # a report shows every finished run, whichever part and seeds were asked for
+    every_seed = sorted({*numbers, *seeds_on_disk(chosen_scale, out)})
+    outcomes = done_before(jobs_of(scaled_table, chosen_scale, every_seed, out))
     missing = [column.name for column in full_table.columns if column not in scaled_table.columns]
     if missing and not columns:
         _tell(f"left out, because they have no {scale} scale: {', '.join(missing)}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from diffwindow.cli.options import Device, RunFolder
+from diffwindow.cli.options import Device, RunFolder, check_partners
 from diffwindow.cli.streams import input_lines
 
 if TYPE_CHECKING:
@@ -41,7 +41,10 @@ def view(
     checkpoints: Annotated[
         bool, typer.Option("--checkpoints", help="Add the run's checkpoints to the page, with a slider.")
     ] = False,
-    out: Annotated[Path | None, typer.Option(help="Write the page; windows.html by default.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Write the page; windows.html by default, unless a figure is asked for."),
+    ] = None,
     png: Picture = None,
     svg: Picture = None,
     pdf: Picture = None,
@@ -67,7 +70,7 @@ def view(
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port to serve on.")] = 8000,
     device: Device = "auto",
 ) -> None:
-    """Show where a model looks: a page without a network, figures, statistics, or a server.
+    """Show where a model looks: a page that needs no network, figures, statistics, or a server.
 
     diffwindow view RUN "the keys to the cabinet" --against PLAIN --checkpoints --out windows.html
     """
@@ -86,6 +89,26 @@ def view(
             f'give one of a text, --row, --statistics and --serve, as `view {run} "a text"`; got {given}'
         )
     figures = [path for path in (png, svg, pdf) if path is not None]
+    chosen_place = role is not None or layer is not None or head != "mean"
+    shown = ("a text", "--row")
+    check_partners(
+        next(name for name, wanted in modes.items() if wanted),
+        (
+            ("--target", target is not None, ("a text",)),
+            ("--split", split != "test", ("--row",)),
+            ("--data", data is not None, ("--row", "--statistics")),
+            ("--against", against is not None, (*shown, "--serve")),
+            ("--checkpoints", checkpoints, shown),
+            ("--out", out is not None, shown),
+            ("--png, --svg and --pdf", bool(figures), (*shown, "--statistics")),
+            ("--role, --layer and --head", chosen_place, shown),
+            ("--tolerance and --json", tolerance is not None or as_json, ("--statistics",)),
+        ),
+    )
+    if chosen_place and not figures:
+        raise ValueError("--role, --layer and --head choose what a figure shows; add --png, --svg or --pdf")
+    if checkpoints and figures and out is None:
+        raise ValueError("--checkpoints adds to the page, but figures alone are asked for; add --out")
     _check_endings({".html": out, ".png": png, ".svg": svg, ".pdf": pdf})
     trained = open_model(run, device=device)
     other = open_model(against, device=device) if against else None

@@ -98,6 +98,12 @@ def jobs_of(table: Table, scale: Scale, seeds: Sequence[int], out: Path) -> list
     ]
 
 
+def seeds_on_disk(scale: Scale, out: Path) -> set[int]:
+    """Return the seeds of the runs of a scale that are in the folder `out`."""
+    names = (path.name.removeprefix("seed") for path in (out / "runs" / scale.name).glob("*/*/seed*"))
+    return {int(name) for name in names if name.isdecimal()}
+
+
 def done_before(jobs: Sequence[Job]) -> list[FinishedJob]:
     """Return the jobs that are finished already."""
     return [FinishedJob(job, result) for job in jobs if (result := result_of(job)) is not None]
