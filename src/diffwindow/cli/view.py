@@ -179,10 +179,11 @@ def _example(
 ) -> Example:
     from diffwindow.cli.evaluate import open_store
     from diffwindow.inference.attention import complete, row_example, text_example
+    from diffwindow.inference.model import configured_search
 
     if row is None:
         assert text is not None
-        return complete(trained, text_example(trained, text, target=target))
+        return complete(trained, text_example(trained, text, target=target), configured_search(run))
     return row_example(trained, open_store(run, data), split, row)
 
 
