@@ -66,7 +66,8 @@ class WindowAdapter(nn.Module):
 
     >>> window = WindowAdapter(Attention("AW"), num_heads=2, head_dim=4)
     >>> q = k = v = torch.randn(1, 2, 5, 4)
-    >>> bool(torch.allclose(window(q, k, v), F.scaled_dot_product_attention(q, k, v), atol=1e-6))
+    >>> plain = nn.functional.scaled_dot_product_attention(q, k, v)
+    >>> bool(torch.allclose(window(q, k, v), plain, atol=1e-6))
     True
     """
 
