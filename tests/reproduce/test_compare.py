@@ -1,5 +1,6 @@
 """`diffwindow compare`: a table of your own data."""
 
+import json
 import sys
 
 import pytest
@@ -71,7 +72,7 @@ def compare(monkeypatch, capsys):
 def test_one_command_trains_compares_and_draws(compare, agreement_store, tmp_path):
     out = tmp_path / "compared"
     arguments = (agreement_store.folder, *TINY, "--rows", "Global;Enc(AW)", "--out", out)
-    code, printed, err = compare(*arguments)
+    code, printed, err = compare(*arguments, "--seeds", 2)
     assert (code, printed) == (0, f"{out / 'report.md'}\n"), err
     report = (out / "report.md").read_text()
     assert "| Global |" in report
@@ -79,6 +80,9 @@ def test_one_command_trains_compares_and_draws(compare, agreement_store, tmp_pat
     assert (out / "gains.png").read_bytes().startswith(b"\x89PNG")
     code, _, err = compare(*arguments)
     assert (code, err) == (0, "2 of 2 runs are done already\n")
+    # the second seed, which this command did not ask for, stays in the report
+    rows = json.loads((out / "report.json").read_text())["columns"][0]["rows"]
+    assert [row["ours"]["count"] for row in rows] == [2, 2]
 
 
 def test_mistakes_are_one_sentence(compare, agreement_store, tmp_path):
