@@ -3,11 +3,12 @@
 # %% [markdown]
 # # Does my task need windows?
 #
-# A recipe: give your data, train four models with one command, read the comparison. This page takes a few
+# A recipe: give your data, train five models with one command, read the comparison. This page takes a few
 # minutes on two cores. The models have the sizes that `diffwindow train` would choose for your data; for a
-# quick look, add `train.max_updates=1000` to the command. The four are the plain Transformer, relative
-# positions, and two with windows (in translation `Enc(AW)-Dec(MW)` and `Enc(AW)-Cr(AW,Seg)-Dec(MW)`).
-# Relative positions belong there because they are cheaper, and often do as well.
+# quick look, add `train.max_updates=1000` to the command. The five are the plain Transformer, one with
+# rotary and one with relative positions, and two with windows (in translation `Enc(AW)-Dec(MW)` and
+# `Enc(AW)-Cr(AW,Seg)-Dec(MW)`). Other positions belong there because they are cheaper, and often do better.
+# To try a window beside them, name the rows: `--rows "Global+positions=rotary;Enc(AW)+positions=rotary"`.
 #
 # ## Your data
 #
@@ -70,7 +71,7 @@ print(diffwindow("compare", "mine", *short, "--out", "compared"))
 # %%
 report = Path("compared/report.md").read_text(encoding="utf-8")
 table = [line for line in report.splitlines() if line.startswith("|")]
-print("\n".join(table[:6]))
+print("\n".join(table[:7]))
 
 # %% [markdown]
 # A gain is the difference to the first row, with its 95 % interval over seeds and test examples. With one
@@ -91,8 +92,8 @@ shutil.copy("compared/gains.png", "does_my_task_need_windows.png")
 # | you see | then |
 # |---|---|
 # | no interval leaves zero out | your task does not need windows, or the test set is too small to tell |
-# | relative positions gain as much as the windows | take relative positions: fewer parameters |
-# | a window is ahead of both | add seeds; if you shortened the training, compare again at full length |
+# | rotary or relative positions gain as much as the windows | take these positions: fewer parameters |
+# | a window is ahead of them | add seeds; if you shortened the training, compare again at full length |
 #
 # A gain of small models does not promise one of large models
 # ([When windows help](../results/when-windows-help.md)). Look at what the winner reads:

@@ -29,7 +29,8 @@ def test_each_task_has_its_rows_metric_and_split(agreement_store, reorder_store,
         (column,) = table.columns
         assert scale.experiment(column).overrides == (f"data.path={store.folder}", "train.lr=1e-3")
         assert table.rows[0].attention == "Global"
-        assert len(table.rows) == 4
+        assert table.rows[1].key == "Global+positions=rotary"
+        assert len(table.rows) == 5
         found[scale.experiment(column).preset] = (column.metric, column.split, table.rows[-1].key)
     assert found == {
         "classification": ("accuracy", "test", "Enc(AW)"),
@@ -41,10 +42,12 @@ def test_each_task_has_its_rows_metric_and_split(agreement_store, reorder_store,
 def test_the_validation_set_serves_where_there_is_no_test_set(agreement_store):
     manifest = read_manifest(agreement_store.folder)
     splits = {name: manifest["splits"][name] for name in ("train", "valid")}
-    table, _ = own_table(agreement_store.folder, manifest | {"splits": splits}, ["Enc( AW )", "Enc(MW)"], [])
+    table, _ = own_table(
+        agreement_store.folder, manifest | {"splits": splits}, ["Enc( AW )", "Enc(MW)+positions=rotary"], []
+    )
     assert table.columns[0].split == "valid"
     # rows are as the notation spells them, and the first is the baseline
-    assert [row.key for row in table.rows] == ["Enc(AW)", "Enc(MW)"]
+    assert [row.key for row in table.rows] == ["Enc(AW)", "Enc(MW)+positions=rotary"]
     with pytest.raises(ValueError, match="has no validation set"):
         own_table(agreement_store.folder, manifest | {"splits": {"train": splits["train"]}}, [], [])
 
@@ -89,6 +92,8 @@ def test_mistakes_are_one_sentence(compare, agreement_store, tmp_path):
     for arguments, said in (
         ((tmp_path,), "is not a prepared corpus"),
         ((agreement_store.folder, "--rows", "Enc(XY)"), "'XY' is not an attention"),
+        ((agreement_store.folder, "--rows", "Enc(AW)+positions=round"), "model.positions"),
+        ((agreement_store.folder, "train.lrr=1"), "train.lrr"),
     ):
         code, printed, err = compare(*arguments, "--out", tmp_path / "out")
         assert (code, printed) == (2, "")

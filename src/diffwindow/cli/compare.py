@@ -22,13 +22,17 @@ def compare(
         ),
     ] = None,
     rows: Annotated[
-        str, typer.Option(metavar="KEY[;KEY]…", help="Other attentions; the first is the baseline.")
+        str,
+        typer.Option(
+            metavar="KEY[;KEY]…",
+            help="Other models, such as Enc(AW)+positions=rotary; the first is the baseline.",
+        ),
     ] = "",
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds, counted from 1.")] = 1,
     out: Annotated[Path, typer.Option(help="Folder of the runs and the report.")] = Path("compared"),
     jobs: Jobs = None,
 ) -> None:
-    """Train four models on your data, plain and with windows, and report which is better.
+    """Train five models on your data, with other positions and with windows, and report which is better.
 
     The same command resumes.
     """

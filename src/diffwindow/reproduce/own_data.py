@@ -12,26 +12,28 @@ from diffwindow.reproduce.job import Job
 from diffwindow.reproduce.runner import jobs_of
 from diffwindow.reproduce.scales import Experiment, Scale
 from diffwindow.reproduce.table import PLAIN, Column, Metric, Row, Table
+from diffwindow.training.overrides import resolve
 
 NAME = "own"
-# the preset, the metric and the models of each task: plain, relative positions, the two windows
+ROTARY = f"{PLAIN}+positions=rotary"
+# the preset, the metric and the models of each task: plain, rotary and relative positions, the two windows
 _TASKS: dict[str, tuple[str, Metric, tuple[str, ...]]] = {
-    "classification": ("classification", "accuracy", (PLAIN, "Enc(Rel)@all", "Enc(MW)", "Enc(AW)")),
-    "lm": ("language-model", "perplexity", (PLAIN, "Dec(Rel)@all", "Dec(MW)", "Dec(AW)")),
+    "classification": ("classification", "accuracy", (PLAIN, ROTARY, "Enc(Rel)@all", "Enc(MW)", "Enc(AW)")),
+    "lm": ("language-model", "perplexity", (PLAIN, ROTARY, "Dec(Rel)@all", "Dec(MW)", "Dec(AW)")),
     "translation": (
         "translation",
         "bleu",
-        (PLAIN, "Enc(Rel)@all-Dec(Rel)@all", "Enc(AW)-Dec(MW)", "Enc(AW)-Cr(AW,Seg)-Dec(MW)"),
+        (PLAIN, ROTARY, "Enc(Rel)@all-Dec(Rel)@all", "Enc(AW)-Dec(MW)", "Enc(AW)-Cr(AW,Seg)-Dec(MW)"),
     ),
 }
 
 
 def own_table(
-    store: Path, manifest: dict[str, Any], attentions: Sequence[str], overrides: Sequence[str]
+    store: Path, manifest: dict[str, Any], keys: Sequence[str], overrides: Sequence[str]
 ) -> tuple[Table, Scale]:
     """Return the table of a prepared corpus, and the scale that trains it with sizes that suit it.
 
-    Without `attentions`, the rows are those of the task; the first is what the others are compared with.
+    Without `keys`, the rows are those of the task; the first is what the others are compared with.
     Models are scored on the test set, or on the validation set if there is no other.
     """
     preset, metric, usual = _TASKS[manifest["task"]]
@@ -39,10 +41,24 @@ def own_table(
     if "valid" not in splits:
         raise ValueError(f"{store} has no validation set; prepare it with one, and with a test set")
     column = Column(NAME, store.name, metric, "test" if "test" in splits else "valid")
-    rows = tuple(Row(name, name) for name in dict.fromkeys(str(parse(one)) for one in attentions or usual))
+    rows = tuple({row.key: row for row in map(row_of, keys or usual)}.values())
     about = f"Your own data, {store.name}: sizes that suit the corpus, the same for every row, and not tuned."
     experiment = Experiment(preset, (f"data.path={store}", *overrides), corpus=store.name)
+    for row in rows:
+        # a mistake is told before anything is trained
+        resolve(preset, (*experiment.overrides, *row.overrides), {"attention": row.attention})
     return Table(NAME, f"Windows on {store.name}", (column,), rows), Scale(NAME, about, {NAME: experiment})
+
+
+def row_of(key: str) -> Row:
+    """Read a row: an attention, and settings of its model if there are any.
+
+    >>> row_of("Enc( AW )+positions=rotary").overrides
+    ('model.positions=rotary',)
+    """
+    notation, *settings = key.split("+")
+    row = Row("", str(parse(notation)), tuple(f"model.{setting.strip()}" for setting in settings))
+    return replace(row, label=row.key)
 
 
 def own_jobs(table: Table, scale: Scale, seeds: Sequence[int], store: Path, out: Path) -> list[Job]:
