@@ -19,6 +19,7 @@ from diffwindow.reproduce.bootstrap import Interval, gain_interval, interval_fro
 
 HERE = Path(__file__).parent
 ROTARY = "+positions=rotary"
+BEST = "Enc(AW)-Cr(AW,Seg)-Dec(MW)"
 
 
 class Claim(NamedTuple):
@@ -32,15 +33,16 @@ class Claim(NamedTuple):
 
 
 CLASSIFIERS = ["Enc(Rel)@all", "Enc(Loc)", "Enc(MW)", "Enc(AW)"]
-TRANSLATORS = [
-    *("Enc(Rel)@all-Dec(Rel)@all", "Enc(Loc)", "Cr(AW,Seg)", "Enc(AW)-Dec(MW)"),
-    "Enc(AW)-Cr(AW,Seg)-Dec(MW)",
-]
+TRANSLATORS = ["Enc(Rel)@all-Dec(Rel)@all", "Enc(Loc)", "Cr(AW,Seg)", "Enc(AW)-Dec(MW)", BEST]
 LONG = "agreement, real text, 10,000 updates"
 SHORT = "agreement, real text, 1,000 updates"
 GENERATED = "agreement, generated"
+LANGUAGE = "language model, perplexity"
+TEST_SETS = {"test 2016": "en-de", "test 2017": "en-de-test2017", "MSCOCO": "en-de-mscoco"}
 CLAIMS = [
     Claim(LONG, "table5-paper", "sva-subset", CLASSIFIERS),
+    Claim(LONG, "positions-paper", "sva-subset", [f"Global{ROTARY}"]),
+    Claim(LONG, "positions-paper", "sva-subset", [f"Enc(MW){ROTARY}", f"Enc(AW){ROTARY}"], f"Global{ROTARY}"),
     Claim(SHORT, "positions-mini", "sva-subset", ["Enc(Rel)@all", "Enc(MW)", "Enc(AW)", f"Global{ROTARY}"]),
     Claim(SHORT, "positions-mini", "sva-subset", ["Enc(MW,Dist)", "Enc(AW,Dist)"], "Enc(Rel)@all"),
     Claim(SHORT, "positions-mini", "sva-subset", [f"Enc(MW){ROTARY}", f"Enc(AW){ROTARY}"], f"Global{ROTARY}"),
@@ -51,10 +53,29 @@ CLAIMS = [
     Claim("generated, four layers", "circumstances-mini", "agreement-10-deep", ["Enc(AW)"]),
     Claim("SST-2", "table5-paper", "sst", CLASSIFIERS),
     Claim("IMDB", "table5-paper", "imdb", ["Enc(MW)", "Enc(AW)"]),
-    Claim("translation, BLEU, test 2016", "table1-mini", "en-de", TRANSLATORS),
-    Claim("translation, BLEU, test 2017", "table1-mini", "en-de-test2017", TRANSLATORS),
-    Claim("translation, BLEU, MSCOCO", "table1-mini", "en-de-mscoco", TRANSLATORS),
-    Claim("language model, perplexity", "table6-mini", "lm", ["Dec(Rel)@all", "Dec(MW)", "Dec(AW)"]),
+    *(
+        claim
+        for name, column in TEST_SETS.items()
+        for claim in (
+            Claim(f"translation, BLEU, {name}", "table1-mini", column, TRANSLATORS),
+            Claim(f"translation, BLEU, {name}", "translation-positions-mini", column, [f"Global{ROTARY}"]),
+            Claim(
+                f"translation, BLEU, {name}",
+                "translation-positions-mini",
+                column,
+                [f"{BEST}{ROTARY}"],
+                f"Global{ROTARY}",
+            ),
+        )
+    ),
+    Claim(LANGUAGE, "table6-mini", "lm", ["Dec(Rel)@all", "Dec(MW)", "Dec(AW)"]),
+    Claim(
+        LANGUAGE,
+        "decoders-mini",
+        "lm",
+        [f"Global{ROTARY}", "Dec(Fox)@all+positions=none", "Dec(Stick)@all+positions=none"],
+    ),
+    Claim(LANGUAGE, "decoders-mini", "lm", [f"Dec(MW){ROTARY}", f"Dec(AW){ROTARY}"], f"Global{ROTARY}"),
     Claim(
         "1,024 words, perplexity",
         "long-text-mini",
