@@ -144,7 +144,7 @@ def verdict(gain: dict[str, Any]) -> str:
 
 def draw(found: list[dict[str, Any]], path: Path) -> None:
     """Draw all gains in one picture."""
-    figure = Figure(figsize=(7.5, 0.27 * len(found) + 1.2), layout="constrained")
+    figure = Figure(figsize=(10.0, 0.25 * len(found) + 1.2), layout="constrained")
     axes = figure.subplots()
     for place, gain in enumerate(found):
         fill = "white" if gain["seeds"] == 1 else "tab:blue"
