@@ -39,14 +39,14 @@ def compare(
     from diffwindow.data.integrity import read_manifest
     from diffwindow.reproduce.findings import findings
     from diffwindow.reproduce.own_data import own_jobs, own_table
-    from diffwindow.reproduce.runner import done_before, seeds_on_disk, usual_processes
+    from diffwindow.reproduce.runner import done_before, every_seed, usual_processes
 
     store = data.resolve()
     table, scale = own_table(store, read_manifest(data), split_names(rows), overrides or [])
     command = shlex.join(["diffwindow", *sys.argv[1:]])
-    asked = own_jobs(table, scale, range(1, seeds + 1), store, out)
+    numbers = range(1, seeds + 1)
+    asked = own_jobs(table, scale, numbers, store, out)
     # a report shows every finished run, whichever seeds were asked for
-    every_seed = sorted({*range(1, seeds + 1), *seeds_on_disk(scale, out)})
-    outcomes = done_before(own_jobs(table, scale, every_seed, store, out))
+    outcomes = done_before(own_jobs(table, scale, every_seed(numbers, scale, out), store, out))
     run_and_report(table, scale, asked, outcomes, out, command, processes=jobs or usual_processes())
     last_report(findings(table, scale, outcomes, command), outcomes, out)

@@ -45,9 +45,9 @@ def reproduce(
     from diffwindow.reproduce.findings import findings
     from diffwindow.reproduce.runner import (
         done_before,
+        every_seed,
         jobs_of,
         make_stores,
-        seeds_on_disk,
         usual_processes,
     )
     from diffwindow.reproduce.scales import SCALES, scale_of
@@ -64,8 +64,8 @@ def reproduce(
     base = full_table if columns else scaled_table
     asked = jobs_of(base.chosen(split_names(columns), split_names(rows)), chosen_scale, numbers, out)
     # a report shows every finished run, whichever part and seeds were asked for
-    every_seed = sorted({*numbers, *seeds_on_disk(chosen_scale, out)})
-    outcomes = done_before(jobs_of(scaled_table, chosen_scale, every_seed, out))
+    seeds_shown = every_seed(numbers, chosen_scale, out)
+    outcomes = done_before(jobs_of(scaled_table, chosen_scale, seeds_shown, out))
     missing = [column.name for column in full_table.columns if column not in scaled_table.columns]
     if missing and not columns:
         _tell(f"left out, because they have no {scale} scale: {', '.join(missing)}")

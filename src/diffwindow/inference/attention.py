@@ -11,10 +11,8 @@ from diffwindow.decoding.beam import beam_search
 from diffwindow.decoding.search_start import length_limits, translation_start
 from diffwindow.decoding.translate import Search
 from diffwindow.evaluation.windows import GOLD_COLUMNS, has_gold_windows
-from diffwindow.files import sha256_of
 from diffwindow.models.classifier import Classifier
 from diffwindow.models.eval_mode import evaluating
-from diffwindow.models.pretrained import TOKENIZER
 from diffwindow.models.translator import Translator
 from diffwindow.special_tokens import BOS, EOS, PAD
 from diffwindow.tasks.trained_model import Trained
@@ -88,7 +86,7 @@ def for_other(example: Example, trained: Trained, other: Trained) -> Example:
     if kinds[0] != kinds[1]:
         raise ValueError(f"a {kinds[0]} and a {kinds[1]} do not read the same; compare two of a kind")
     example = complete(trained, example)
-    if sha256_of(other.folder / TOKENIZER) == sha256_of(trained.folder / TOKENIZER):
+    if other.vocabulary == trained.vocabulary:
         return example
     target = None if example.target is None else trained.tokenizer.decode(example.target)
     return text_example(other, trained.tokenizer.decode(example.ids), target=target)

@@ -15,13 +15,11 @@ from diffwindow.decoding.batches import ReportDone, in_batches, padded, report_n
 from diffwindow.decoding.ensemble import Ensemble, mean_log_probs
 from diffwindow.decoding.generate import Sampling, continuations
 from diffwindow.decoding.translate import Output, Search, translate_texts
-from diffwindow.files import sha256_of
 from diffwindow.inference.attention import attention_trace
 from diffwindow.layers.loss import token_log_probs
 from diffwindow.models.classifier import Classifier
 from diffwindow.models.eval_mode import evaluating
 from diffwindow.models.language_model import LanguageModel
-from diffwindow.models.pretrained import TOKENIZER
 from diffwindow.models.translator import Translator
 from diffwindow.special_tokens import BOS, EOS
 from diffwindow.tasks.trained_model import Trained
@@ -217,11 +215,10 @@ class LoadedModel:
 
 def _check_ensemble(members: Sequence[Trained]) -> None:
     first = members[0]
-    vocabulary = sha256_of(first.folder / TOKENIZER)
     for other in members:
         if not isinstance(other.model, Translator):
             raise ValueError(f"{other.folder} holds a {_named(other.model)}; an ensemble has translators")
-        if sha256_of(other.folder / TOKENIZER) != vocabulary:
+        if other.vocabulary != first.vocabulary:
             raise ValueError(
                 f"{other.folder} has another vocabulary than {first.folder}; an ensemble shares one"
             )

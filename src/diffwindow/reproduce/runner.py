@@ -98,10 +98,10 @@ def jobs_of(table: Table, scale: Scale, seeds: Sequence[int], out: Path) -> list
     ]
 
 
-def seeds_on_disk(scale: Scale, out: Path) -> set[int]:
-    """Return the seeds of the runs of a scale that are in the folder `out`."""
+def every_seed(asked: Sequence[int], scale: Scale, out: Path) -> list[int]:
+    """Return the seeds that are asked for, and those of the runs of a scale in the folder `out`."""
     names = (path.name.removeprefix("seed") for path in (out / "runs" / scale.name).glob("*/*/seed*"))
-    return {int(name) for name in names if name.isdecimal()}
+    return sorted({*asked, *(int(name) for name in names if name.isdecimal())})
 
 
 def done_before(jobs: Sequence[Job]) -> list[FinishedJob]:

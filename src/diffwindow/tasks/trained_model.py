@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Self
 
@@ -54,6 +55,11 @@ class Trained:
         names = self.record.labels
         return names if len(names) == classes else tuple(map(str, range(classes)))
 
+    @cached_property
+    def vocabulary(self) -> str:
+        """The hash of the tokenizer's file, by which vocabularies are told apart."""
+        return sha256_of(self.folder / TOKENIZER)
+
     def with_language(self, field: str, language: str) -> Self:
         """Return the same with a language for a text field."""
         check_language(language, field)
@@ -68,7 +74,7 @@ class Trained:
 
     def task(self, store: Store) -> AnyTask:
         """Build the task of evaluating the model on a store, which must have its vocabulary."""
-        if sha256_of(self.folder / TOKENIZER) != store.manifest["tokenizer"]["sha256"]:
+        if self.vocabulary != store.manifest["tokenizer"]["sha256"]:
             raise ValueError(
                 f"{store.folder} has another vocabulary than {self.folder}; prepare it again with the "
                 f"tokenizer {self.folder / TOKENIZER}"
