@@ -94,6 +94,13 @@ def test_evaluate_as_json_on_a_split(run, runs):
     assert {fit["layer"] for fit in report["metrics"]["windows"]} == {1, 2}
 
 
+@pytest.mark.parametrize("option", [("--beam", "4"), ("--length-penalty", "1"), ("--target-lang", "de")])
+def test_options_of_a_search_are_for_translators(run, runs, option):
+    code, out, err = run("evaluate", runs / "windows", *option)
+    assert (code, out) == (2, "")
+    assert f"are for translators, which {runs / 'windows'} is not" in err
+
+
 def test_evaluate_compares_two_runs_on_the_same_examples(run, runs):
     code, out, _ = run(
         "evaluate", runs / "windows", "--against", runs / "plain", "--data", runs / "windows/data"

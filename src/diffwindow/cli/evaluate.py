@@ -99,9 +99,14 @@ def evaluate(
     from diffwindow.evaluation.new_files import SPLIT, NewFiles
     from diffwindow.files import to_json
     from diffwindow.inference.model import configured_search, open_model
+    from diffwindow.models.translator import Translator
 
     def open_run(folder: Path) -> tuple[Trained, Search]:
         trained = open_model(folder, device=device)
+        searched = (beam, length_penalty, target_lang) != (None, None, None)
+        if searched and not isinstance(trained.model, Translator):
+            options = "--beam, --length-penalty and --target-lang"
+            raise ValueError(f"{options} are for translators, which {folder} is not")
         if target_lang:
             trained = trained.with_language("target", target_lang)
         return trained, chosen_search(configured_search(folder), beam=beam, length_penalty=length_penalty)

@@ -97,10 +97,9 @@ def load_windows(
         settings, tensors = _read_checkpoint(path)
     add_windows(model, settings.plan, window_tolerance=settings.window_tolerance, init=settings.init)
     wanted = _window_tensors(model)
-    if not (path / DESCRIPTION).is_file():
-        # transformers may save tensors under the names of older versions
-        names = {next(iter(revert_weight_conversion(model, {name: wanted[name]}))): name for name in wanted}
-        tensors = {names.get(name, name): tensor for name, tensor in tensors.items()}
+    # transformers may save tensors under the names of older versions
+    names = {next(iter(revert_weight_conversion(model, {name: wanted[name]}))): name for name in wanted}
+    tensors = {names.get(name, name): tensor for name, tensor in tensors.items()}
     problem = _misfit(tensors, wanted)
     if problem:
         remove_windows(model)

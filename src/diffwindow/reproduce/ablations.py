@@ -8,6 +8,7 @@ from diffwindow.reproduce.table import (
     AGREEMENT_10,
     AGREEMENT_10_VALID,
     EN_DE,
+    IMDB,
     LM,
     LM_LONG,
     SST,
@@ -134,6 +135,15 @@ TRANSLATION_POSITIONS = Table(
         *(_rotary(text) for text in ("Global", "Enc(AW)-Cr(AW,Seg)-Dec(MW)")),
     ),
 )
+SENTIMENT_POSITIONS = Table(
+    "sentiment-positions",
+    "Windows beside rotary positions in sentiment",
+    (SST, IMDB),
+    (
+        *(Row(text, text) for text in ("Global", "Enc(Rel)@all", *WINDOWS)),
+        *(_rotary(text) for text in ("Global", *WINDOWS)),
+    ),
+)
 DECODERS = Table(
     "decoders",
     "Language modelling with windows, and with what prefers recent tokens today",
@@ -199,5 +209,5 @@ ABLATIONS = (
     *(TUNING_TABLE, TUNED, EXPECTATION, SEGMENTS, ENCODER_SEGMENTS, BOUNDARIES),
     *(TRANSLATION_BOUNDARIES, BASELINES, TOGETHER, LONG_TEXT),
     *(AGREEMENT_TABLE, CIRCUMSTANCES_TABLE, DATA_SIZE, SENTENCES),
-    *(ROTARY, POSITIONS, TRANSLATION_POSITIONS, DECODERS),
+    *(ROTARY, POSITIONS, TRANSLATION_POSITIONS, SENTIMENT_POSITIONS, DECODERS),
 )
