@@ -47,11 +47,13 @@ class Term:
 
     def __post_init__(self) -> None:
         """Raise unless the layers are named as they should be."""
-        layers = self.layers
-        if layers is None or layers == "all":
+        if self.layers is None or self.layers == "all":
             return
-        if not (isinstance(layers, tuple | list) and len(layers) == 2 and 1 <= layers[0] <= layers[1]):
+        layers = tuple(self.layers) if isinstance(self.layers, list) else self.layers
+        whole = isinstance(layers, tuple) and len(layers) == 2 and all(type(one) is int for one in layers)
+        if not (whole and 1 <= layers[0] <= layers[1]):
             raise ValueError(f'layers={layers!r}: give the first and the last layer, from 1, or "all"')
+        object.__setattr__(self, "layers", layers)
 
     def layer_range(self, num_layers: int) -> range:
         """Return the layers, from 1, that this term names in a stack of `num_layers`."""

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 
 from diffwindow import (
@@ -21,6 +22,7 @@ from diffwindow.files import write_json
 from diffwindow.hf.auto_models import as_transformers, transformers_tokenizer
 from diffwindow.inference.model import load
 from diffwindow.models.added_windows import add_windows
+from diffwindow.special_tokens import EOS, PAD
 
 SIZES = {"vocab_size": 12, "embed_dim": 16, "ffn_dim": 24, "num_heads": 2}
 
@@ -326,6 +328,47 @@ def test_a_head_for_other_labels_is_initialised(tmp_path):
     assert torch.equal(loaded.model.embedding.weight, classifier().embedding.weight)
 
 
+def test_parameters_that_a_checkpoint_lacks_start_as_our_own(tmp_path):
+    as_transformers(classifier()).save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    lost = {"model.embedding.weight", "model.output.bias", "model.encoder.norm.weight"} & weights.keys()
+    kept = {name: value for name, value in weights.items() if name not in lost}
+    save_file(kept, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    loaded = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path)
+    assert loaded(tokens(2, 5)).logits.isfinite().all()
+    embedding = loaded.model.embedding.weight
+    assert not embedding[PAD].any()
+    assert embedding.std().item() == pytest.approx(embedding.shape[1] ** -0.5, rel=0.3)
+    assert len(lost) >= 2
+    assert all(torch.equal(loaded.state_dict()[name], value) for name, value in kept.items())
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"num_labels": 1}, "num_labels=1: a classifier tells two labels apart"),
+        ({"problem_type": "multi_label_classification"}, "a text has one label here"),
+    ],
+)
+def test_other_problems_than_one_of_several_labels_are_refused(settings, sentence, tmp_path):
+    as_transformers(classifier()).save_pretrained(tmp_path)
+    auto = transformers.AutoModelForSequenceClassification
+    with pytest.raises(ValueError, match=sentence):
+        auto.from_pretrained(tmp_path, **settings, ignore_mismatched_sizes=True)(tokens(2, 5))
+
+
+def test_a_translation_needs_a_source():
+    with pytest.raises(ValueError, match="input_ids is missing; give it, or encoder_outputs"):
+        as_transformers(translator())(decoder_input_ids=tokens(2, 5))
+
+
+@pytest.mark.parametrize("text", ["the </s> key <s>", "<pad> the key"])
+def test_names_of_special_tokens_in_a_text_are_text(text, tmp_path):
+    tokenizer = Tokenizer.train_bpe(["the key is here"], 262)
+    _, fast = saved(translator(), tokenizer, tmp_path)
+    assert fast(text)["input_ids"] == [*tokenizer.encode(text), EOS]
+
+
 def test_a_fresh_model_starts_as_our_own():
     wrapped = as_transformers(classifier())
     torch.manual_seed(3)
@@ -339,5 +382,10 @@ def test_a_fresh_model_starts_as_our_own():
     "wish", [{"output_hidden_states": True}, {"output_attentions": True}, {"return_dict": False}]
 )
 def test_what_would_not_be_returned_is_refused(wish):
+    wrapped = as_transformers(language_model())
     with pytest.raises(ValueError, match="|".join(wish)):
-        as_transformers(language_model())(tokens(2, 5), **wish)
+        wrapped(tokens(2, 5), **wish)
+    for name, value in wish.items():
+        setattr(wrapped.config, name, value)
+    with pytest.raises(ValueError, match="|".join(wish)):
+        wrapped(tokens(2, 5))

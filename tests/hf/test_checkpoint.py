@@ -106,6 +106,18 @@ def test_a_checkpoint_under_the_names_of_older_versions_has_its_windows(tmp_path
     assert_close(outputs_of("vit", load_windows(base.eval(), tmp_path)), outputs_of("vit", model))
 
 
+def test_a_model_with_offloaded_layers_takes_windows_without_a_check_of_its_base(tmp_path):
+    model = open_windows(add_windows(model_of("gpt2"), "Dec(AW)@1"))
+    save_windows(model, tmp_path)
+    offloaded = model_of("gpt2")
+    offloaded.transformer.h[1].to("meta")
+    with pytest.raises(ValueError, match="are offloaded, so that its weights cannot be compared"):
+        load_windows(offloaded, tmp_path)
+    loaded = load_windows(offloaded, tmp_path, check_base=False)
+    name, wanted = next((n, p) for n, p in model.named_parameters() if "added_window" in n)
+    assert torch.equal(dict(loaded.named_parameters())[name], wanted)
+
+
 def test_a_model_without_its_weights_is_refused(saved):
     folder, _ = saved
     with torch.device("meta"):

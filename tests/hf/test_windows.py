@@ -9,8 +9,16 @@ from tiny import MODELS, bert, gpt2, inputs_of, mistral, model_of, open_windows,
 from torch import nn
 from torch.testing import assert_close
 
-from diffwindow import Classifier, ClassifierConfig, hf
-from diffwindow.hf import add_windows, freeze_base, remove_windows, windows_of
+import diffwindow
+from diffwindow import LanguageModel, LanguageModelConfig
+from diffwindow.hf import (
+    add_windows,
+    as_transformers,
+    freeze_base,
+    remove_windows,
+    save_windows,
+    windows_of,
+)
 from diffwindow.models.window_adapter import WindowAdapter
 
 KINDS = ["AW", "MW"]
@@ -211,6 +219,19 @@ def test_a_compiled_model_is_not_taken_for_one_without_windows():
             call(compiled)
 
 
+def test_windows_of_a_wrapped_model_of_ours_are_those_inside(tmp_path):
+    config = LanguageModelConfig(
+        vocab_size=9, embed_dim=8, num_heads=2, ffn_dim=8, num_layers=1, attention="Dec(AW)"
+    )
+    wrapped = as_transformers(LanguageModel(config))
+    for call in (remove_windows, freeze_base, lambda model: add_windows(model, "Dec(AW)"),
+                 lambda model: save_windows(model, tmp_path)):  # fmt: skip
+        with pytest.raises(ValueError, match=r"wraps a model of ours; its windows are those of `.model`"):
+            call(wrapped)
+    with pytest.raises(ValueError, match=r"for a transformers model use diffwindow.hf"):
+        diffwindow.remove_windows(add_windows(bert(), "Enc(AW)"))
+
+
 def test_queries_of_another_width_than_the_module_says_are_named():
     model = bert()
     attention = model.bert.encoder.layer[0].attention.self
@@ -240,17 +261,9 @@ def test_windows_of_weights_of_a_byte_can_be_trained():
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("layers", [(0, 1), (3, 1), (1,), 2])
+@pytest.mark.parametrize("layers", [(0, 1), (3, 1), (1,), 2, (True, 2), (1, 2.0), (1, "2")])
 def test_layers_that_cannot_be_are_refused(layers):
     model = model_of("llama")
     with pytest.raises(ValueError, match="give the first and the last layer, from 1"):
         add_windows(model, "Dec(MW)", layers=layers)
     assert not windows(model)
-
-
-def test_a_wrapped_model_of_ours_takes_windows_inside():
-    wrapped = hf.as_transformers(
-        Classifier(ClassifierConfig(vocab_size=10, embed_dim=8, ffn_dim=8, num_heads=2))
-    )
-    with pytest.raises(ValueError, match=r"wraps a model of ours; add windows to its `\.model`"):
-        add_windows(wrapped, "Enc(AW)")

@@ -192,6 +192,24 @@ def test_a_torch_encoder_with_a_later_window_reads_padding():
     assert_close(after[~padding], before[~padding])
 
 
+@pytest.mark.parametrize("heads", [2, 1])
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor")
+def test_a_torch_encoder_without_windows_is_the_one_from_before(heads):
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, heads, batch_first=True), 2).eval()
+    x, padding = torch.randn(2, 5, 8), torch.tensor([[False] * 5, [False, False, False, True, True]])
+    packed = encoder.use_nested_tensor
+    with torch.no_grad():
+        before = encoder(x, src_key_padding_mask=padding)
+        after = remove_windows(add_windows(encoder, "Enc(AW)"))(x, src_key_padding_mask=padding)
+    assert_close(after, before)
+    assert encoder.use_nested_tensor is packed is (heads == 2)
+
+
+def test_windows_in_places_that_are_not_known_stay_no_secret():
+    with pytest.raises(ValueError, match=r"Sequential has no layers of torch.nn.TransformerEncoder"):
+        remove_windows(nn.Sequential(WindowAttention(8, 2)))
+
+
 def test_an_output_layer_stays_frozen():
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, batch_first=True), 2)
     encoder.requires_grad_(False)

@@ -121,6 +121,15 @@ def test_the_mean_width_is_of_at_most_sixteen_queries(queries):
     assert window.sample.q.shape[2] <= 16
 
 
+def test_the_mean_width_counts_only_what_a_query_sees():
+    window = opened(Attention("AW", segment_size=4))
+    q, k, v = heads(2)
+    k, v = (x[:, :, :1].expand(-1, -1, 2, -1) for x in (k, v))
+    window(q, k, v, is_causal=True)
+    # the first query sees one key of the one segment, the second both
+    assert window.mean_width() == pytest.approx(1.5)
+
+
 def test_boundaries_are_not_wider_than_heads():
     with pytest.raises(ValueError, match="AW,Dim=9 has wider boundaries than the heads, which are 4 wide"):
         WindowAdapter(Attention("AW", boundary_dim=9), num_heads=2, head_dim=4)

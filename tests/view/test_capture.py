@@ -60,6 +60,20 @@ def test_captures_nest():
     np.testing.assert_array_equal(outer["Enc", 1].window, inner["Enc", 1].window)
 
 
+def test_captures_end_in_any_order():
+    model = classifier()
+    first, second = diffwindow.capture(model), diffwindow.capture(model)
+    first.__enter__()
+    trace = second.__enter__()
+    model(torch.tensor([[5, 6, 7, 2]]))
+    first.__exit__(None, None, None)
+    model(torch.tensor([[5, 6, 7, 8, 9, 2]]))
+    second.__exit__(None, None, None)
+    assert trace["Enc", 1].window.shape[1:] == (6, 6)
+    attentions = [module for module in model.modules() if isinstance(module, diffwindow.WindowAttention)]
+    assert all(attention.watchers == () for attention in attentions)
+
+
 def test_gradients_flow_through_a_captured_model():
     model = classifier().train()
     with diffwindow.capture(model):

@@ -53,6 +53,14 @@ def test_a_window_covers_the_whole_segments_of_its_boundaries():
     assert (row.start, row.end, row.width) == (0 - 7, 4 - 7, 5)
 
 
+def test_a_segment_of_a_causal_window_ends_at_the_query():
+    layer = replace(pointing([0, 3, 3, 5], [2, 3, 4, 6], 7, role="Dec").layers[0], segment_size=3)
+    (row,) = window_statistics([AttentionTrace([layer])])
+    # queries at 3 to 6: keys 0-2, 3-4, 3-5 and 3-6
+    assert row.width == (3 + 2 + 3 + 4) / 4
+    assert row.end == (-1 + 0 + 0 + 0) / 4
+
+
 def test_queries_that_see_nothing_do_not_count():
     trace = pointing([0, 1], [0, 1], 2)
     for array in (trace.layers[0].phi_left, trace.layers[0].phi_right):

@@ -20,14 +20,14 @@ def watched(
     attentions: Sequence[A], watcher: Callable[[A, Tensor, Tensor, Visibility], None]
 ) -> Iterator[None]:
     """Call `watcher` before each of the attentions attends, with its projected queries and keys."""
-    before = [attention.watchers for attention in attentions]
     try:
         for attention in attentions:
             attention.watchers = (*attention.watchers, watcher)
         yield
     finally:
-        for attention, earlier in zip(attentions, before, strict=True):
-            attention.watchers = earlier
+        # others may have come or gone in the meantime
+        for attention in attentions:
+            attention.watchers = tuple(one for one in attention.watchers if one is not watcher)
 
 
 def window_attentions(model: nn.Module) -> list[WindowAttention]:

@@ -33,6 +33,7 @@ from transformers.modeling_outputs import (
 from diffwindow.attention.visibility import EVERYTHING, Visibility, first_true, padded_visibility
 from diffwindow.hf.auto_configs import ClassifierAutoConfig, LanguageModelAutoConfig, TranslatorAutoConfig
 from diffwindow.hf.layer_cache import LayerCache, layer_caches
+from diffwindow.layers.embedding import TokenEmbedding
 from diffwindow.models.build import Model, build_model, read_config
 from diffwindow.models.pretrained import TOKENIZER, read_fields
 from diffwindow.models.translator import Translator
@@ -51,6 +52,7 @@ UNSUPPORTED = (
     *("inputs_embeds", "position_ids"),
     *("decoder_inputs_embeds", "decoder_position_ids", "decoder_attention_mask"),
 )
+UNKNOWN_OUTPUTS = ("output_hidden_states", "output_attentions", "return_dict")
 
 
 class _Wrapped(PreTrainedModel):
@@ -63,7 +65,8 @@ class _Wrapped(PreTrainedModel):
         super().__init__(config)
         self.model: Any = build_model(read_config(config.settings))
         for parameter in self.model.parameters():
-            setattr(parameter, INITIALIZED, True)
+            # on the meta device they wait for the values of a checkpoint
+            setattr(parameter, INITIALIZED, not parameter.is_meta)
         self.post_init()
         if self.can_generate():
             # our own search never proposes these
@@ -74,7 +77,9 @@ class _Wrapped(PreTrainedModel):
         for name, parameter in module.named_parameters(recurse=False):
             if getattr(parameter, INITIALIZED, False):
                 continue
-            if parameter.dim() > 1:
+            if isinstance(module, TokenEmbedding):
+                module.reset_parameters()
+            elif parameter.dim() > 1:
                 nn.init.xavier_uniform_(parameter)
             else:
                 nn.init.constant_(parameter, float(isinstance(module, nn.LayerNorm) and name == "weight"))
@@ -88,10 +93,12 @@ class _Wrapped(PreTrainedModel):
         for name in UNSUPPORTED:
             if others.get(name) is not None:
                 raise ValueError(f"{type(self).__name__} does not take {name}; leave it out")
+        # these may be asked for in the config, too
+        asked = {name: others.get(name, getattr(self.config, name, None)) for name in UNKNOWN_OUTPUTS}
         for name in ("output_hidden_states", "output_attentions"):
-            if others.get(name):
+            if asked[name]:
                 raise ValueError(f"{type(self).__name__} does not know {name}; diffwindow.capture shows maps")
-        if others.get("return_dict") is False:
+        if asked["return_dict"] is False:
             raise ValueError(f"{type(self).__name__} returns no tuple; leave return_dict=False out")
 
     # called by `generate` with a static cache, with more arguments than are of use here
@@ -131,6 +138,8 @@ class TranslatorForSeq2SeqLM(_Wrapped, GenerationMixin):
         if attention_mask is None and input_ids is not None:
             attention_mask = input_ids != PAD
         if encoder_outputs is None:
+            if input_ids is None:
+                raise ValueError("input_ids is missing; give it, or encoder_outputs")
             encoder_outputs = self.get_encoder()(input_ids, attention_mask)
         encoded: Any = encoder_outputs[0]
         source = padded_visibility(_token_mask(attention_mask))
@@ -210,6 +219,8 @@ class ClassifierForSequenceClassification(_Wrapped):
 
     def __init__(self, config: Any) -> None:
         # a caller of `from_pretrained` may ask for other labels
+        if config.num_labels < 2:
+            raise ValueError(f"num_labels={config.num_labels}: a classifier tells two labels apart, or more")
         config.settings = config.settings | {"num_classes": config.num_labels}
         super().__init__(config)
 
@@ -223,6 +234,8 @@ class ClassifierForSequenceClassification(_Wrapped):
     ) -> SequenceClassifierOutput:
         """Return the logits of the classes."""
         self._refuse_unsupported(others)
+        if self.config.problem_type not in (None, "single_label_classification"):
+            raise ValueError(f"problem_type={self.config.problem_type!r}: a text has one label here")
         logits = self.model(input_ids, _token_mask(attention_mask))
         loss: Any = None if labels is None else F.cross_entropy(logits.float(), labels)
         return SequenceClassifierOutput(loss=loss, logits=logits)
@@ -251,7 +264,9 @@ def as_transformers(model: Model) -> PreTrainedModel:
 def transformers_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
     """Make the tokenizer of a model folder of ours one of transformers, for the inputs of its model.
 
-    What Moses does before and after is not part of it, nor is the length at which training cut texts.
+    What Moses does before and after is not part of it, nor is the length at which training cut texts. The
+    names of special tokens in a text are text, as for our own tokenizer; transformers forgets that in
+    `save_pretrained`, so set `split_special_tokens` again after loading.
     """
     from tokenizers.processors import TemplateProcessing
 
@@ -263,6 +278,7 @@ def transformers_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_file=str(folder / TOKENIZER), pad_token=names[PAD], bos_token=names[BOS],
         eos_token=names[EOS], unk_token=names[UNK], clean_up_tokenization_spaces=False,
+        split_special_tokens=True,
     )  # fmt: skip
     special = [(names[BOS], BOS), (names[EOS], EOS)]
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single=template, special_tokens=special)

@@ -88,7 +88,7 @@ def load_windows(
     `save_pretrained` wrote of a model with windows, whose windows `from_pretrained` leaves out. Windows that
     were trained on other base weights are refused, unless `check_base=False`.
     """
-    if any(parameter.is_meta for parameter in model.parameters()):
+    if all(parameter.is_meta for parameter in model.parameters()):
         raise ValueError(f"a {type(model).__name__} on the meta device has no weights yet; load them first")
     path = _local(folder, revision)
     if (path / DESCRIPTION).is_file():
@@ -127,6 +127,11 @@ def base_fingerprint(model: nn.Module, loaded_as: torch.dtype | None = None) -> 
 
 def _matches(model: nn.Module, fingerprints: set[str]) -> bool:
     """Tell whether a model has the base weights of these fingerprints, perhaps rounded to half precision."""
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise ValueError(
+            f"layers of {type(model).__name__} are offloaded, so that its weights cannot be compared with "
+            "those that the windows were trained on; check_base=False leaves that out"
+        )
     return any(base_fingerprint(model, dtype) in fingerprints for dtype in (None, torch.float16))
 
 

@@ -48,8 +48,6 @@ def add_windows(
             window_tolerance=window_tolerance,
             init=init,
         )
-    if isinstance(getattr(model, "model", None), PretrainedModel):
-        raise ValueError(f"{type(model).__name__} wraps a model of ours; add windows to its `.model`")
     plan = window_plan(attention, layers=layers, boundary_dim=boundary_dim, init=init)
     if any(_windows(model)):
         raise ValueError(f"{type(model).__name__} has windows already; remove_windows takes them out")
@@ -100,6 +98,7 @@ def remove_windows(model: M) -> M:
 
 def freeze_base(model: M) -> M:
     """Leave only the windows of a transformers model to be trained, and return the model."""
+    check_unwrapped(model)
     windows = [window for _, _, window in _windows(model)]
     if not windows:
         raise ValueError(f"{type(model).__name__} has no windows; add_windows adds them")
@@ -179,7 +178,9 @@ def _windows(model: nn.Module) -> Iterator[tuple[str, nn.Module, WindowAdapter]]
 
 
 def check_unwrapped(model: nn.Module) -> None:
-    """Raise for a model that PEFT, torch.compile or the like has wrapped: its modules have other names."""
+    """Raise for a model that PEFT, torch.compile, `as_transformers` or the like has wrapped."""
+    if isinstance(getattr(model, "model", None), PretrainedModel):
+        raise ValueError(f"{type(model).__name__} wraps a model of ours; its windows are those of `.model`")
     for name, module in model.named_modules():
         if isinstance(module, WindowAdapter) and not name.endswith(CHILD):
             raise ValueError(

@@ -3,6 +3,7 @@
 Weights are kept. With `init="identity"` outputs stay what they were until training opens the windows.
 """
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, TypeVar, get_args
@@ -60,11 +61,6 @@ def add_windows(
             model.config.model_dump() | {"attention": str(plan), "window_tolerance": window_tolerance}
         )
     slots = _slots(model)
-    if not slots:
-        raise ValueError(
-            f"{type(model).__name__} has no layers of torch.nn.TransformerEncoder or TransformerDecoder; "
-            "for a transformers model use diffwindow.hf.add_windows"
-        )
     # all are built before the first one is put in place: an error leaves the model as it was
     built = [
         (parent, name, _windowed(getattr(parent, name), chosen, window_tolerance, init))
@@ -72,12 +68,9 @@ def add_windows(
     ]
     for parent, name, window in built:
         setattr(parent, name, window)
-    for module in model.modules():
-        if isinstance(module, nn.TransformerEncoder) and any(
-            isinstance(one, WindowAttention) for one in module.modules()
-        ):
-            # torch would give the layers nested tensors, if the first one is plain
-            module.use_nested_tensor = False
+    for encoder in _windowed_encoders(model):
+        # torch would give the layers nested tensors, if the first one is plain
+        encoder.use_nested_tensor = False
     if isinstance(model, PretrainedModel):
         model.config = config
     return model
@@ -92,11 +85,14 @@ def remove_windows(model: M) -> M:
     if isinstance(model, WindowAttention):
         return _as_multihead(model)  # type: ignore[return-value]
     ours = isinstance(model, PretrainedModel)
+    encoders = _windowed_encoders(model)
     for slots in _slots(model).values():
         for parent, name in slots:
             module = getattr(parent, name)
             if isinstance(module, WindowAttention):
                 setattr(parent, name, _as_global(module) if ours else _as_multihead(module))
+    for encoder in encoders:
+        encoder.use_nested_tensor = encoder.enable_nested_tensor and _can_nest(encoder.layers[0])
     if isinstance(model, PretrainedModel):
         kept = Plan(tuple(term for term in model.config.plan.terms if term.attention.kind not in WINDOWED))
         model.config = model.config.model_copy(update={"attention": str(kept)})
@@ -160,7 +156,24 @@ def _slots(model: nn.Module) -> dict[Role, list[Slot]]:
         elif isinstance(module, nn.TransformerDecoderLayer):
             slots["Dec"].append((module, "self_attn"))
             slots["Cr"].append((module, "multihead_attn"))
-    return slots if any(slots.values()) else {}
+    if not any(slots.values()):
+        raise ValueError(
+            f"{type(model).__name__} has no layers of torch.nn.TransformerEncoder or TransformerDecoder; "
+            "for a transformers model use diffwindow.hf, for a single attention the attention itself"
+        )
+    return slots
+
+
+def _windowed_encoders(model: nn.Module) -> list[nn.TransformerEncoder]:
+    encoders = [module for module in model.modules() if isinstance(module, nn.TransformerEncoder)]
+    return [one for one in encoders if any(isinstance(part, WindowAttention) for part in one.modules())]
+
+
+def _can_nest(layer: nn.Module) -> bool:
+    """Ask torch's constructor, which warns if it does not, whether it gives such layers nested tensors."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return nn.TransformerEncoder(layer, 0).use_nested_tensor  # type: ignore[arg-type]
 
 
 def _check_plain(model: PretrainedModel[Any]) -> None:

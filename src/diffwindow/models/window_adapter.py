@@ -225,6 +225,9 @@ class WindowAdapter(nn.Module):
             expectation="exact",
             tolerance=self.window_tolerance,
         )
+        if visible is not None:
+            # segments go on after what a query sees
+            window = window * visible
         return float(window.sum(-1).mean())
 
     def extra_repr(self) -> str:

@@ -100,16 +100,19 @@ def _measured(maps: LayerMaps) -> list[NDArray[np.float64]]:
     _, queries, keys = left.shape
     origin = torch.tensor(maps.segment_origin)
     first, last = (bound.numpy() for bound in segment_bounds(keys, maps.segment_size, origin))
-    start, end = _expected(first, 1 - (1 - left) * (1 - right)), _expected(last, left * right)
     slope = (keys - 1) / (queries - 1) if maps.role == "Cr" and queries > 1 else 1.0
     # a self-attention that has a cache has fewer queries than keys: they are the last of them
     place = np.arange(queries) * slope + (keys - queries if maps.role != "Cr" else 0)
+    if maps.role == "Dec":
+        # a segment that goes on after the query ends there
+        last = np.minimum(last, place[:, None])
+    start, end = _expected(first, 1 - (1 - left) * (1 - right)), _expected(last, left * right)
     entropy = _entropy(maps.weights)
     found = np.stack([end - start + 1, start - place, end - place, entropy])
     return [found[:, head, seen[head]] for head in range(len(left))]
 
 
-def _expected(values: NDArray[np.int64], sums: NDArray[np.float64]) -> NDArray[np.float64]:
+def _expected(values: NDArray[np.generic], sums: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the mean of a value per key, where the keys' distribution has these prefix sums."""
     mean: NDArray[np.float64] = (np.diff(sums, axis=-1, prepend=0.0) * values).sum(-1)
     return mean

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { goldOf, headMaps, headMeasures, initialSelection, keptSelection, sortedHeads, sortsOf } from "../../../src/diffwindow/view/page/selection.js";
+import { goldOf, headMaps, headMeasures, initialSelection, keptSelection, sortedHeads, sortsOf, windowSettings } from "../../../src/diffwindow/view/page/selection.js";
 import { prefixSums } from "../../../src/diffwindow/view/page/window.js";
 
 const oneHot = (place, size) => Float32Array.from({ length: size }, (_, i) => Number(i === place));
@@ -37,6 +37,11 @@ test("new data keeps the selection, or starts anew where its layer is not there"
   const before = { ...first, head: 0, merge: true, sort: "entropy", query: 7, key: 2 };
   assert.deepEqual(keptSelection(runs, before, first), { ...before, query: 0, key: null });
   assert.equal(keptSelection(runs, { ...before, role: "Enc" }, first), first);
+});
+
+test("segments are no longer than the slider", () => {
+  const [layer] = run().snapshots[0].layers;
+  assert.equal(windowSettings(layer, { ...settings, segmentSize: 12 }).segmentSize, layer.numKeys);
 });
 
 test("a role without windows or a gold span has no order by them", () => {

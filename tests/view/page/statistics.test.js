@@ -5,6 +5,7 @@ import { meanDistance, meanEntropy, meanWidth, softOverlap } from "../../../src/
 
 test("width counts the keys of a window; a row without any does not count", () => {
   assert.equal(meanWidth(Float64Array.of(1, 1, 0, 0, 1, 0, 0, 0, 0), 3, 3), 1.5);
+  assert.equal(meanWidth(Float64Array.of(1, 1, 1, 1, 1, 1), 2, 3, true), 2.5);
 });
 
 test("entropy is in bits, of rows scaled to one", () => {

@@ -1,7 +1,7 @@
 // The controls: each shows the selection and changes it.
 
 import { byId, html } from "./dom.js";
-import { SORTS, layerOf, layersOf, rolesOf, sortedHeads, sortsOf, windowSettings } from "./selection.js";
+import { SORTS, layerOf, layersOf, maxSegmentSize, rolesOf, sortedHeads, sortsOf, windowSettings } from "./selection.js";
 
 const ROLES = { Enc: "Encoder", Cr: "Cross-attention", Dec: "Decoder" };
 
@@ -78,7 +78,7 @@ export function showControls({ runs, selection }, change) {
 
 function showWindowSettings(layer, selection, change) {
   const { segmentSize, expectation } = windowSettings(layer, selection);
-  byId("segment").max = Math.max(layer.segment_size, Math.min(layer.numKeys, 12));
+  byId("segment").max = maxSegmentSize(layer);
   byId("segment").value = segmentSize;
   byId("segment").setAttribute("aria-valuetext", segmentSize === 1 ? "1, by token" : `${segmentSize} tokens`);
   byId("segment-label").textContent = segmentSize === 1 ? "1 (by token)" : segmentSize;

@@ -28,7 +28,10 @@ export function initialSelection(runs) {
   return { ...selection, layer: best.layer.layer, head: best.head };
 }
 
-/** Return the selection `before` on new data, at the query and checkpoint of `first`; or `first`, if its layer is not there. */
+/**
+ * Return the selection `before` on new data, at the checkpoint of `first` and at the gold query or the last one;
+ * or `first`, if its layer is not there.
+ */
 export function keptSelection(runs, before, first) {
   const { snapshot } = first;
   const layer = layerOf(runs[0], { ...before, snapshot });
@@ -50,10 +53,15 @@ export function layerOf(run, { snapshot, role, layer }) {
   return layersOf(run, snapshot, role).find((one) => one.layer === layer) ?? null;
 }
 
+/** Return the longest segments that a page tries on a layer. */
+export function maxSegmentSize(layer) {
+  return Math.max(layer.segment_size, Math.min(layer.numKeys, 12));
+}
+
 /** Return the window settings of a layer: the page's where they are set, else the model's own. */
 export function windowSettings(layer, selection) {
   return {
-    segmentSize: selection.segmentSize ?? layer.segment_size,
+    segmentSize: Math.min(selection.segmentSize ?? layer.segment_size, maxSegmentSize(layer)),
     expectation: selection.expectation ?? layer.expectation,
   };
 }
@@ -148,7 +156,7 @@ export function headMeasures(run, layer, head, selection) {
     const gold = run.gold?.role === layer.role ? run.gold : null;
     const goldRow = gold && window?.subarray(gold.query * layer.numKeys, (gold.query + 1) * layer.numKeys);
     return {
-      width: window ? meanWidth(window, layer.numQueries, layer.numKeys) : NaN,
+      width: window ? meanWidth(window, layer.numQueries, layer.numKeys, layer.role === "Dec") : NaN,
       entropy: meanEntropy(weights, layer.numQueries, layer.numKeys),
       distance: meanDistance(weights, layer.numQueries, layer.numKeys),
       overlap: goldRow ? softOverlap(goldRow, gold.first, gold.last) : NaN,

@@ -20,9 +20,13 @@ function sum(row) {
   return total;
 }
 
-/** Return the mean number of keys in an exact window: Σ_k M, the expected distance of its first and last key + 1. */
-export function meanWidth(window, numQueries, numKeys) {
-  return meanOverRows(window, numQueries, numKeys, (row) => sum(row) || NaN);
+/**
+ * Return the mean number of keys in an exact window: Σ_k M, the expected distance of its first and last key + 1.
+ * A causal query sees the keys up to its own; a segment of its window may go on after them.
+ */
+export function meanWidth(window, numQueries, numKeys, causal = false) {
+  const visible = (query) => (causal ? numKeys - numQueries + query + 1 : numKeys);
+  return meanOverRows(window, numQueries, numKeys, (row, query) => sum(row.subarray(0, visible(query))) || NaN);
 }
 
 /** Return the mean entropy of the attention in bits, each row scaled to sum to one. */
