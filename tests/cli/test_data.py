@@ -59,6 +59,20 @@ def test_prepares_tsv_and_text(run, tmp_path):
     assert Store.open(tmp_path / "l").task == "lm"
 
 
+def test_names_that_are_not_utf8_are_read(run, tmp_path):
+    name = tmp_path / os.fsdecode(b"caf\xe9.txt")
+    name.write_text("one two\n" * 3)
+    code, _, err = run("prepare", "--text", name, "--vocab-size", 270, "--out", tmp_path / "store")
+    assert code == 0, err
+
+
+def test_the_current_folder_is_no_place_for_a_store(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text("one two\n")
+    code, _, err = run("prepare", "--text", "a.txt", "--out", ".")
+    assert (code, err) == (2, "diffwindow: . exists already; remove it or choose another folder\n")
+
+
 def test_prepares_validation_beside_a_single_file(run, tmp_path):
     for name, rows in (("a", 3), ("b", 2), ("c", 1)):
         (tmp_path / f"{name}.tsv").write_text("one\teins\n" * rows)
@@ -200,7 +214,7 @@ def test_labelled_text_keeps_its_labels(run, tmp_path):
     command = ["prepare", "--labels", tmp_path / "a.tsv", "--out", tmp_path / "store"]
     code, _, err = run(*command)
     assert (code, err.count("\n")) == (2, 1)
-    assert "--text-column and --label-column take a name or a number" in err
+    assert "--text-column and --label-column take a name, or a number if there is no header" in err
     code, out, _ = run(*command, "--text-column", "review", "--label-column", "verdict")
     assert code == 0
     assert "labels pas terrible: 2, very good: 2" in out

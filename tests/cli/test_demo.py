@@ -56,4 +56,7 @@ def test_demo_compares_three_attentions_and_draws(run, tmp_path, monkeypatch):
     again = run("demo", "--updates", "2", "--rows", "100")[1]
     assert again.splitlines()[:8] == out.splitlines()[:8]
     code, _, err = run("demo", "--updates", "2", "--rows", "200")
-    assert (code, err) == (2, "diffwindow: demo/data has 100 sentences, not 200; choose another --out\n")
+    said = "diffwindow: demo/data has 100 sentences of seed 1, not 200 of seed 1; choose another --out\n"
+    assert (code, err) == (2, said)
+    code, _, err = run("demo", "--updates", "2", "--rows", "100", "--seed", "2")
+    assert (code, "of seed 1, not 100 of seed 2" in err) == (2, True)

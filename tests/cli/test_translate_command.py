@@ -39,6 +39,12 @@ def test_translate_gives_n_best_with_scores_and_cuts_long_lines(run, runs):
     assert "line 1 is long: translated in" in err
 
 
+def test_options_of_samples_need_a_temperature(run, runs):
+    for option in (("--top-k", "5"), ("--top-p", "0.5"), ("--seed", "3")):
+        code, _, err = run("translate", runs / "translator", *option, typed="the boat .\n")
+        assert (code, "are for samples; add a --temperature above 0" in err) == (2, True)
+
+
 def test_translate_takes_ensembles_samples_and_constraints(run, runs):
     text = "the young doctor found the lamp .\n"
     arguments = ["--temperature", "1", "--top-k", "5", "--nbest", "4", "--seed", "3", "--min-length", "2"]

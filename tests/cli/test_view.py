@@ -141,6 +141,8 @@ def test_a_page_is_written_to_the_file_behind_a_link(run, tmp_path):
         (("a text", "--json"), "--tolerance and --json go with --statistics, not with a text"),
         (("--row", "3", "--tolerance", "0"), "--tolerance and --json go with --statistics, not with --row"),
         (("--statistics", "test", "--png", "a.png", "--layer", "1"), "--head go with a text or --row, not"),
+        (("a text", "--limit", "3"), "--limit goes with --statistics, not with a text"),
+        (("a text", "--port", "9"), "--host and --port go with --serve, not with a text"),
         (("a text", "--role", "Enc"), "--role, --layer and --head choose what a figure shows; add --png"),
         (("a text", "--out", "a.html", "--head", "all"), "--head choose what a figure shows; add --png"),
         (("a text", "--checkpoints", "--png", "a.png"), "but figures alone are asked for; add --out"),

@@ -153,6 +153,7 @@ def test_numerals_are_ordered_by_value(tmp_path):
     ("a.tsv", "fine\tyes\nbad\tyes\n", "has only the label 'yes'"),
     ("a.tsv", "yes\t" + "long " * 50 + "\nno\tb\n", "the label 'long long"),
     ("a.csv", 'text,label\n"open,yes\n', "a.csv, line 2: not CSV"),
+    ("a.csv", "text;label\nfine;yes\n", "line 1: a .csv file separates columns by commas"),
     ("a.jsonl", '{"text": "a", "label": "x"}\nnot json\n', "a.jsonl, line 2: not JSON"),
     ("a.jsonl", '{"text": "a"}\n', "a.jsonl, line 1: missing label"),
     ("a.jsonl", '{"body": "a", "label": 1}\n', "a.jsonl, line 1: missing text: it has body, label"),

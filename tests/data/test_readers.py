@@ -167,6 +167,19 @@ def test_lines_of_a_csv_file_are_counted_past_bad_ones(tmp_path):
     assert list(readers.labelled_cells(path, audit, readers.ANY_COLUMNS)) == [(3, "fine", "yes")]
 
 
+def test_a_csv_row_without_one_of_its_lines_is_left_out(tmp_path):
+    path = write(tmp_path / "a.csv", b'text,label\n"a fine\ncaf\xe9 not\nfilm",no\nfine,yes\n')
+    audit = Audit(skip_bad=True)
+    assert list(readers.labelled_cells(path, audit, readers.ANY_COLUMNS)) == [(5, "fine", "yes")]
+    assert audit.skipped["not CSV"] == 1
+
+
+def test_a_cell_of_a_csv_file_may_be_as_long_as_a_line(tmp_path):
+    path = write(tmp_path / "a.csv", f'text,label\n"{"long " * 40_000}",yes\n')
+    ((_, text, _),) = readers.labelled_cells(path, Audit(), readers.ANY_COLUMNS)
+    assert len(text) == 200_000
+
+
 LINZEN_HEADER = (
     "sentence\torig_sentence\tsubj\tverb_pos\tsubj_index\tverb_index\tn_diff_intervening\tdistance\n"
 )

@@ -102,6 +102,9 @@ def test_another_model_reads_the_same_ids_or_encodes_the_text_itself(models, tmp
     found = for_other(example, trained, other)
     assert other.tokenizer.decode(found.ids) == "my old lamp"
     assert found.ids != example.ids
+    # words that only the other one knows are not lost
+    unknown = text_example(trained, "my purple lamp")
+    assert other.tokenizer.decode(for_other(unknown, trained, other).ids) == "my purple lamp"
 
 
 def test_rows_of_a_corpus_have_gold_spans(tmp_path):

@@ -52,11 +52,15 @@ def test_outcomes_come_back_as_they_were(tmp_path):
         assert found[name].dtype == terms.dtype
 
 
-@pytest.mark.parametrize("content", [b"", b"PK", b"garbage", "objects"])
+@pytest.mark.parametrize("content", [b"", b"PK", b"garbage", "objects", "overwritten"])
 def test_damaged_outcomes_are_an_error_that_names_the_file(tmp_path, content):
     path = tmp_path / "outcomes.npz"
     if content == "objects":
         np.savez(path, terms=np.array([{"code": "would run"}], dtype=object))
+    elif content == "overwritten":
+        save_outcomes(path, {"terms": np.random.default_rng(0).integers(0, 9, (500, 2))})
+        whole = path.read_bytes()
+        path.write_bytes(whole[:200] + b"\xff" * 15 + whole[215:])
     else:
         path.write_bytes(content)
     with pytest.raises(ValueError, match=r"outcomes\.npz is damaged"):

@@ -1,12 +1,15 @@
 """`diffwindow compare`: a table of your own data."""
 
 import json
+import shutil
 import sys
 
 import pytest
 
 from diffwindow.cli import main
+from diffwindow.data.corpora import recipe_of
 from diffwindow.data.integrity import read_manifest
+from diffwindow.data.prepare import prepare
 from diffwindow.reproduce import runner
 from diffwindow.reproduce.job import result_of, run
 from diffwindow.reproduce.own_data import own_table
@@ -27,7 +30,7 @@ def test_each_task_has_its_rows_metric_and_split(agreement_store, reorder_store,
         manifest = read_manifest(store.folder)
         table, scale = own_table(store.folder, manifest, [], ["train.lr=1e-3"])
         (column,) = table.columns
-        assert scale.experiment(column).overrides == (f"data.path={store.folder}", "train.lr=1e-3")
+        assert scale.experiment(column).overrides == (f'data.path="{store.folder}"', "train.lr=1e-3")
         assert table.rows[0].attention == "Global"
         assert table.rows[1].key == "Global+positions=rotary"
         assert len(table.rows) == 5
@@ -88,11 +91,30 @@ def test_one_command_trains_compares_and_draws(compare, agreement_store, tmp_pat
     assert [row["ours"]["count"] for row in rows] == [2, 2]
 
 
+def test_results_of_a_corpus_that_has_changed_are_not_mixed(compare, tmp_path):
+    store, rows = tmp_path / "a: b #1", ("--rows", "Global", "--out", tmp_path / "out")
+    prepare(recipe_of("agreement", rows=40, seed=1), store)
+    code, _, err = compare(store, *TINY, *rows)
+    assert code == 0, err
+    assert "There are no gains yet" in (tmp_path / "out" / "report.md").read_text()
+    shutil.rmtree(store)
+    prepare(recipe_of("agreement", rows=40, seed=2), store)
+    code, _, err = compare(store, *TINY, *rows)
+    assert code == 2
+    assert f"{store} has changed since " in err
+    (result,) = (tmp_path / "out").glob("**/result.json")
+    result.write_text("{}")
+    code, _, err = compare(store, *TINY, *rows)
+    assert (code, "result.json is damaged; delete it" in err) == (2, True)
+
+
 def test_mistakes_are_one_sentence(compare, agreement_store, tmp_path):
     for arguments, said in (
         ((tmp_path,), "is not a prepared corpus"),
         ((agreement_store.folder, "--rows", "Enc(XY)"), "'XY' is not an attention"),
         ((agreement_store.folder, "--rows", "Enc(AW)+positions=round"), "model.positions"),
+        ((agreement_store.folder, "--rows", "Enc(AW)+positions"), "'positions' of 'Enc(AW)+positions' is no"),
+        ((agreement_store.folder, "--rows", "Enc(AW)+model.positions=rotary"), "as positions=rotary"),
         ((agreement_store.folder, "train.lrr=1"), "train.lrr"),
     ):
         code, printed, err = compare(*arguments, "--out", tmp_path / "out")

@@ -69,6 +69,11 @@ def test_without_checkpoints_the_run_starts_from_its_source_again(plain, tmp_pat
     run = tmp_path / "run"
     fine_tuned(plain, run, *STILL)
     shutil.rmtree(run / "checkpoints")
+    log = (run / "log.jsonl").read_text()
+    with pytest.raises(ValueError, match="has a model but no checkpoint to go on from"):
+        fine_tuned(plain, run, *STILL)
+    assert (run / "log.jsonl").read_text() == log
+    shutil.rmtree(run / "model")
     model = fine_tuned(plain, run, *STILL)
     with torch.no_grad():
         expected, found = Trained.load(plain).model(*pair), model(*pair)

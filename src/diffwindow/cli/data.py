@@ -160,7 +160,8 @@ def _naming_options() -> Iterator[None]:
     except BadRowError as error:
         raise ValueError(f"{error}, or pass --skip-bad to leave such rows out and count them") from None
     except NoColumnError as error:
-        raise ValueError(f"{error}: --text-column and --label-column take a name or a number") from None
+        options = "--text-column and --label-column"
+        raise ValueError(f"{error}: {options} take a name, or a number if there is no header") from None
 
 
 def _existing(path: Path | None, option: str = "") -> Path:

@@ -22,6 +22,8 @@ def one_sentence_errors() -> Iterator[None]:
     """Print a mistake, a missing extra or a lack of memory as one line on stderr and exit with 2."""
     try:
         yield
+    except UnicodeEncodeError as error:
+        text = f"{error.object[error.start]!a} cannot be written as {error.encoding}; set PYTHONUTF8=1"
     except (ValueError, OSError) as error:
         text = str(error)
         if isinstance(error, OSError) and error.strerror:

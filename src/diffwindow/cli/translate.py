@@ -67,6 +67,8 @@ def translate(
 
     Several processes share the work: torchrun --nproc-per-node 2 -m diffwindow translate …
     """
+    if not temperature and (top_k, top_p, seed) != (None, 1.0, 0):
+        raise ValueError("--top-k, --top-p and --seed are for samples; add a --temperature above 0")
     from diffwindow.decoding.search import Constraints
     from diffwindow.inference.model import load
     from diffwindow.sharing import sharing

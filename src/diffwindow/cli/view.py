@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 PAGE = Path("windows.html")
 # checkpoints on a page: enough to see a window being learned
 MOST_CHECKPOINTS = 24
+LIMIT, HOST, PORT = 1000, "127.0.0.1", 8000
 Picture = Annotated[Path | None, typer.Option(help="Write a figure for a paper.")]
 
 
@@ -63,11 +64,11 @@ def view(
         float | None,
         typer.Option(help="Count keys below it as outside the window; the model's own by default."),
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="The most sentences for --statistics.")] = 1000,
+    limit: Annotated[int, typer.Option(min=1, help="The most sentences for --statistics.")] = LIMIT,
     as_json: Annotated[bool, typer.Option("--json", help="Print the statistics as JSON.")] = False,
     serve: Annotated[bool, typer.Option("--serve", help="Serve a page to type sentences in.")] = False,
-    host: Annotated[str, typer.Option(help="The address to serve on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The port to serve on.")] = 8000,
+    host: Annotated[str, typer.Option(help="The address to serve on.")] = HOST,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port to serve on.")] = PORT,
     device: Device = "auto",
 ) -> None:
     """Show where a model looks: a page that needs no network, figures, statistics, or a server.
@@ -103,6 +104,8 @@ def view(
             ("--png, --svg and --pdf", bool(figures), (*shown, "--statistics")),
             ("--role, --layer and --head", chosen_place, shown),
             ("--tolerance and --json", tolerance is not None or as_json, ("--statistics",)),
+            ("--limit", limit != LIMIT, ("--statistics",)),
+            ("--host and --port", (host, port) != (HOST, PORT), ("--serve",)),
         ),
     )
     if chosen_place and not figures:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -79,6 +81,16 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         place = ".".join(map(str, first["loc"]))
         raise ValueError(f"{path} is damaged at {place!r}; prepare the corpus again") from None
     return manifest
+
+
+def corpus_hashes(manifest: dict[str, Any]) -> dict[str, str]:
+    """Return hashes of a store's tokenizer and of the files of its splits, which decide what is computed."""
+    files = {name: entry["files"] for name, entry in manifest["splits"].items()}
+    text = json.dumps(files, sort_keys=True)
+    return {
+        "tokenizer": manifest["tokenizer"]["sha256"],
+        "splits": hashlib.sha256(text.encode()).hexdigest(),
+    }
 
 
 def check_offsets(path: Path, offsets: NDArray[np.int64], tokens: int, rows: int) -> None:

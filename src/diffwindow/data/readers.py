@@ -179,6 +179,11 @@ def _layout(path: Path, number: int, first: list[str], columns: Columns) -> _Lay
         return _Layout(2, text=0, label=1)
     wanted = {columns.text or "text": text, columns.label or "label": label}
     missing = " or ".join(repr(name) for name, place in wanted.items() if place is None)
+    if len(header) == 1 and (";" in header[0] or "\t" in header[0]):
+        raise CorpusError(
+            f"{path}, line {number}: a .csv file separates columns by commas and a .tsv file by tabs, but "
+            f"there is one column {header[0]!r}"
+        )
     raise NoColumnError(
         f"{path}, line {number}: there is no column {missing}, but {', '.join(header)}; "
         "name those of text and label"
@@ -207,6 +212,7 @@ def _tsv_rows(path: Path, audit: Audit) -> Iterator[tuple[int, list[str]]]:
 
 def _csv_rows(path: Path, audit: Audit) -> Iterator[tuple[int, list[str]]]:
     """Yield (first line, cells) of each row; of one that is not CSV, only the first line is left out."""
+    csv.field_size_limit(MAX_LINE)
     lines = text_lines(path, audit)
     again: list[tuple[int, str]] = []
     row: list[tuple[int, str]] = []
@@ -228,6 +234,9 @@ def _csv_rows(path: Path, audit: Audit) -> Iterator[tuple[int, list[str]]]:
             # a stray quote takes in the rows after it, up to the next quote
             again.extend(reversed(row[1:]))
             rows = csv.reader(row_lines(), strict=True)
+            continue
+        if row[-1][0] - row[0][0] >= len(row):
+            audit.bad(path, row[0][0], "not CSV", "a line of it cannot be read")
             continue
         if len(cells) > 1 or any(cell.strip(" ") for cell in cells):
             yield row[0][0], cells

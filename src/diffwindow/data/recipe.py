@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import zlib
 from collections.abc import Callable, Iterator
@@ -137,7 +138,7 @@ class Recipe:
     def settings(self) -> dict[str, Any]:
         """Return the settings as plain data for the manifest."""
         return {
-            "corpus": self.name,
+            "corpus": _shown(Path(self.name)),
             "vocabulary": {"kind": self.vocabulary.kind, "size": self.vocabulary.size},
             "moses": self.moses,
             "languages": self.languages,
@@ -261,7 +262,7 @@ def check_language(language: str, field: str) -> None:
 
 def _file(path: Path) -> dict[str, Any]:
     status = path.stat()
-    return {"file": str(path), "bytes": status.st_size, "changed": status.st_mtime_ns}
+    return {"file": _shown(path), "bytes": status.st_size, "changed": status.st_mtime_ns}
 
 
 def _folder(path: Path) -> dict[str, Any]:
@@ -269,7 +270,12 @@ def _folder(path: Path) -> dict[str, Any]:
     files = [_file(file) for file in sorted(_inside(path))]
     digest = hashlib.sha256(json.dumps(files).encode()).hexdigest()
     size = sum(file["bytes"] for file in files)
-    return {"file": str(path), "files": len(files), "bytes": size, "sha256_of_list": digest}
+    return {"file": _shown(path), "files": len(files), "bytes": size, "sha256_of_list": digest}
+
+
+def _shown(path: Path) -> str:
+    """Write a path so that it can be stored, whatever the bytes of its name."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 def _inside(path: Path) -> Iterator[Path]:

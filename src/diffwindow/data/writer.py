@@ -93,7 +93,7 @@ class PartialStore:
     def opened(cls, out: Path, fingerprint: dict[str, Any]) -> Iterator[Self]:
         """Resume an unfinished store or start one; raise if another process is working on it."""
         # a kill after the last rename leaves a whole store that still has its record
-        folder = out if _recorded(out, fingerprint) else out.with_name(out.name + ".partial")
+        folder = out if _recorded(out, fingerprint) else out.parent / f"{out.name}.partial"
         _refuse(out, folder, fingerprint)
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder):

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from diffwindow.data.corpora import recipe_of
+from diffwindow.data.corpora import CORPORA, recipe_of
 from diffwindow.data.own_files import labelled_text, plain_text, two_files
 from diffwindow.data.prepare import prepare
 from diffwindow.data.readers import ANY_COLUMNS, Columns
@@ -46,6 +46,8 @@ class NewFiles:
         if missing := next((path for path in self.paths if not path.exists()), None):
             raise ValueError(f"there is no file {missing}")
         if self.raw:
+            if trained.record.corpus not in CORPORA:
+                raise ValueError(f"{self.raw} is not a prepared corpus; `diffwindow prepare` makes one")
             corpus = recipe_of(trained.record.corpus, self.raw)
             if split not in corpus.splits:
                 raise ValueError(f"{self.raw} has no split {split!r}; it has {', '.join(corpus.splits)}")

@@ -89,7 +89,7 @@ def for_other(example: Example, trained: Trained, other: Trained) -> Example:
     if other.vocabulary == trained.vocabulary:
         return example
     target = None if example.target is None else trained.tokenizer.decode(example.target)
-    return text_example(other, trained.tokenizer.decode(example.ids), target=target)
+    return text_example(other, example.title, target=target)
 
 
 def trace_example(trained: Trained, example: Example) -> AttentionTrace:

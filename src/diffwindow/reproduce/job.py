@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from diffwindow.data.integrity import corpus_hashes, read_manifest
+from diffwindow.data.store import is_store
 from diffwindow.files import read_json, write_json
 from diffwindow.metrics.outcomes import Terms, load_outcomes, save_outcomes
 from diffwindow.reproduce.scales import Experiment
@@ -39,15 +41,21 @@ class Job:
 
 
 def result_of(job: Job) -> Result | None:
-    """Read the result of a finished job; raise if it was run with other arguments."""
+    """Read the result of a finished job; raise if it was run with other arguments or on another corpus."""
     path = job.folder / RESULT
     if not path.is_file():
         return None
     result: Result = read_json(path)
     asked = list(arguments_of(job))
+    if not isinstance(result.get("settings"), list):
+        raise ValueError(f"{path} is damaged; delete it, and the same command evaluates again")
     if result["settings"] != asked:
         earlier = " ".join(result["settings"])
         raise ValueError(f"{path} is of {earlier!r}, not of {' '.join(asked)!r}; choose another folder")
+    # older results do not know their corpus
+    known = is_store(job.store) and "corpus" in result
+    if known and result["corpus"] != corpus_hashes(read_manifest(job.store)):
+        raise ValueError(f"{job.store} has changed since {path} was written; choose another folder")
     return result
 
 
@@ -119,6 +127,7 @@ def _run(job: Job) -> Result:
         "column": job.column.name,
         "seed": job.seed,
         "settings": list(arguments_of(job)),
+        "corpus": corpus_hashes(store.manifest),
         "value": figure(job.column, metrics[job.column.split]),
         "valid": figure(job.column, metrics["valid"]),
         "split": job.column.split,

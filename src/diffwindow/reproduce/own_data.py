@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -43,7 +44,9 @@ def own_table(
     column = Column(NAME, store.name, metric, "test" if "test" in splits else "valid")
     rows = tuple({row.key: row for row in map(row_of, keys or usual)}.values())
     about = f"Your own data, {store.name}: sizes that suit the corpus, the same for every row, and not tuned."
-    experiment = Experiment(preset, (f"data.path={store}", *overrides), corpus=store.name)
+    # quoted, as a path may mean something else in YAML
+    path = f"data.path={json.dumps(str(store), ensure_ascii=False)}"
+    experiment = Experiment(preset, (path, *overrides), corpus=store.name)
     for row in rows:
         # a mistake is told before anything is trained
         resolve(preset, (*experiment.overrides, *row.overrides), {"attention": row.attention})
@@ -57,7 +60,13 @@ def row_of(key: str) -> Row:
     ('model.positions=rotary',)
     """
     notation, *settings = key.split("+")
-    row = Row("", str(parse(notation)), tuple(f"model.{setting.strip()}" for setting in settings))
+    overrides = []
+    for setting in settings:
+        name, _, value = (part.strip() for part in setting.partition("="))
+        if not name.isidentifier() or not value:
+            raise ValueError(f"--rows: {setting!r} of {key!r} is no setting of a model, as positions=rotary")
+        overrides.append(f"model.{name}={value}")
+    row = Row("", str(parse(notation)), tuple(overrides))
     return replace(row, label=row.key)
 
 

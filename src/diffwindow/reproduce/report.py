@@ -102,7 +102,9 @@ def _column(column: Finding, scale: str) -> list[str]:
 def _about_intervals(column: Finding) -> str:
     if any(row.get("interval") for row in column["rows"]):
         return "Intervals are over seeds and test examples; over the examples alone where there is one seed."
-    return "The outcomes of single test examples were not kept, so there are no intervals over them."
+    if any(row["gain"] for row in column["rows"]):
+        return "The outcomes of single test examples were not kept, so there are no intervals over them."
+    return "There are no gains yet."
 
 
 def _evaluated_on(split: str) -> str:

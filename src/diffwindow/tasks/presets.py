@@ -89,7 +89,7 @@ def describe_sizes(name: str, data: Path, settings: Settings) -> str:
     if task == "lm":
         blocks = settings["task"].get("block_size")
         parts.append(f"blocks of {blocks} tokens" if blocks else "each line by itself")
-    if settings["train"].get("valid_every", 1) is None:
+    if "valid" not in manifest["splits"]:
         parts.append("no validation set, so the last model is kept")
     return f"{name}: {', '.join(parts)}"
 

@@ -51,9 +51,9 @@ def resolve(source: str, overrides: Iterable[str] = (), values: Mapping[str, Any
 
 def _data_path(overrides: Sequence[str], values: Mapping[str, Any]) -> Path | None:
     """Return the corpus that overrides or values name: the preset of a task takes its sizes from it."""
-    named = [text.partition("=")[2] for text in overrides if text.startswith("data.path=")]
-    path = values.get("data.path", named[-1] if named else None)
-    return Path(path) if path else None
+    named = [text for text in overrides if text.startswith("data.path=")]
+    path = values.get("data.path", _scalar(named[-1].partition("=")[2], named[-1]) if named else None)
+    return Path(str(path)) if path else None
 
 
 def _base(source: str, data: Path | None) -> Draft:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import platform
 import subprocess
 import sys
@@ -14,6 +12,7 @@ from typing import Any, Self
 
 import diffwindow
 from diffwindow.data.corpora import recipe_of
+from diffwindow.data.integrity import corpus_hashes
 from diffwindow.data.prepare import open_or_prepare
 from diffwindow.data.recipe import Recipe
 from diffwindow.data.store import Store, is_store
@@ -100,7 +99,7 @@ class Run:
             raise ValueError(f"the corpus of {self.folder} is not at {path}; give its folder")
         store = Store.open(path)
         if store.task != self.config.task.kind:
-            raise ValueError(f"{path} is for {store.task}, but {self.config.name} is {self.config.task.kind}")
+            raise ValueError(f"{path} is for {store.task}, but {self.folder} is for {self.config.task.kind}")
         return store
 
     def prepare_store(self, *, progress: Progress = SILENT) -> None:
@@ -130,9 +129,11 @@ class Run:
     def check_origin(self, store: Store) -> None:
         """Record versions and corpus; raise if a resumed run recorded another corpus."""
         path = self.folder / ORIGIN
-        corpus = corpus_hashes(store)
+        corpus = corpus_hashes(store.manifest)
         if path.exists() and _begun(self.folder):
             before = read_json(path).get("corpus", {})
+            if not isinstance(before, dict):
+                raise ValueError(f"{path} is damaged: its corpus is {before!r}; delete it to resume without")
             for name, what in (("tokenizer", "vocabulary"), ("splits", "text")):
                 if before.get(name) != corpus[name]:
                     raise ValueError(
@@ -178,16 +179,6 @@ class Run:
 def _begun(folder: Path) -> bool:
     """Return whether a folder holds anything that was trained."""
     return bool(Checkpoints(folder / CHECKPOINTS).updates()) or (folder / MODEL).exists()
-
-
-def corpus_hashes(store: Store) -> dict[str, str]:
-    """Return hashes of the tokenizer and of the files of the splits, which decide the batches of a run."""
-    files = {name: entry["files"] for name, entry in store.manifest["splits"].items()}
-    text = json.dumps(files, sort_keys=True)
-    return {
-        "tokenizer": store.manifest["tokenizer"]["sha256"],
-        "splits": hashlib.sha256(text.encode()).hexdigest(),
-    }
 
 
 def versions() -> dict[str, Any]:
