@@ -60,7 +60,8 @@ def check_tensors(
     pairs = (("q", "k"), ("q_left", "k_left"), ("q_right", "k_right"), ("q_local", "k_local"))
     for a, b in pairs[: 3 + bool(local)]:
         if named[a].shape[-1] != named[b].shape[-1]:
-            raise ValueError(f"{a} has head width {named[a].shape[-1]} and {b} has {named[b].shape[-1]}")
+            widths = f"{a} has head width {named[a].shape[-1]} and {b} has {named[b].shape[-1]}"
+            raise ValueError(f"{widths}; project both to one width")
 
 
 def window_threshold(tolerance: float, dtype: torch.dtype, *, normalize: bool) -> float:

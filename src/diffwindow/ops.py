@@ -152,9 +152,17 @@ def multiplicative_window_attention(
     tensor([2.0000, 1.0000, 0.7407])
     """
     options = Options(
-        attn_mask, attn_bias, is_causal, segment_size, segment_origin, expectation, scale, dropout_p,
-        window_tolerance, normalize,
-    )  # fmt: skip
+        attn_mask=attn_mask,
+        attn_bias=attn_bias,
+        is_causal=is_causal,
+        segment_size=segment_size,
+        segment_origin=segment_origin,
+        expectation=expectation,
+        scale=scale,
+        dropout_p=dropout_p,
+        window_tolerance=window_tolerance,
+        normalize=normalize,
+    )
     return _window_attention(q, k, v, boundaries, None, options, impl)
 
 
@@ -188,9 +196,16 @@ def additive_window_attention(
     tensor([1., 1., 1.])
     """
     options = Options(
-        attn_mask, attn_bias, is_causal, segment_size, segment_origin, expectation, scale, dropout_p,
-        window_tolerance,
-    )  # fmt: skip
+        attn_mask=attn_mask,
+        attn_bias=attn_bias,
+        is_causal=is_causal,
+        segment_size=segment_size,
+        segment_origin=segment_origin,
+        expectation=expectation,
+        scale=scale,
+        dropout_p=dropout_p,
+        window_tolerance=window_tolerance,
+    )
     return _window_attention(q, k, v, boundaries, (q_local, k_local), options, impl)
 
 
@@ -213,9 +228,17 @@ def window_maps(
 ) -> WindowMaps:
     """Compute the weights, the window and its boundaries; multiplicative unless `local` is given."""
     options = Options(
-        attn_mask, attn_bias, is_causal, segment_size, segment_origin, expectation, scale, dropout_p,
-        window_tolerance, normalize,
-    )  # fmt: skip
+        attn_mask=attn_mask,
+        attn_bias=attn_bias,
+        is_causal=is_causal,
+        segment_size=segment_size,
+        segment_origin=segment_origin,
+        expectation=expectation,
+        scale=scale,
+        dropout_p=dropout_p,
+        window_tolerance=window_tolerance,
+        normalize=normalize,
+    )
     # there are no values here; the keys stand for them
     check_tensors(q, k, k, boundaries, local)
     check_options(q, k, options, additive=local is not None)
@@ -381,10 +404,17 @@ def _reference(call: operator.Call) -> Tensor:
     boundaries = Boundaries(call.q_left, call.k_left, call.q_right, call.k_right)
     local = None if call.q_local is None or call.k_local is None else (call.q_local, call.k_local)
     options = Options(
-        call.attn_mask, call.attn_bias, call.is_causal, call.segment_size, call.segment_origin,
-        "exact" if call.exact else "paper", call.scale, call.dropout_p, call.window_tolerance,
-        call.normalize,
-    )  # fmt: skip
+        attn_mask=call.attn_mask,
+        attn_bias=call.attn_bias,
+        is_causal=call.is_causal,
+        segment_size=call.segment_size,
+        segment_origin=call.segment_origin,
+        expectation="exact" if call.exact else "paper",
+        scale=call.scale,
+        dropout_p=call.dropout_p,
+        window_tolerance=call.window_tolerance,
+        normalize=call.normalize,
+    )
     return _attend(call.q, call.k, call.v, boundaries, local, options)
 
 

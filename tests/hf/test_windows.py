@@ -246,7 +246,7 @@ def test_a_missing_family_says_how_to_add_it(monkeypatch):
     monkeypatch.setitem(hf.FAMILIES, "gpt2", hf.Family("nowhere"))
     with pytest.raises(ValueError, match=r"diffwindow.hf.FAMILIES\['gpt2'\] = Family\("):
         add_windows(gpt2(), "Dec(AW)")
-    with pytest.raises(ValueError, match="has no windows; add_windows adds them"):
+    with pytest.raises(ValueError, match="has no windows that can be trained alone; add_windows adds them"):
         freeze_base(gpt2())
 
 

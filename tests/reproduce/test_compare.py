@@ -115,6 +115,7 @@ def test_mistakes_are_one_sentence(compare, agreement_store, tmp_path):
         ((agreement_store.folder, "--rows", "Enc(AW)+positions=round"), "model.positions"),
         ((agreement_store.folder, "--rows", "Enc(AW)+positions"), "'positions' of 'Enc(AW)+positions' is no"),
         ((agreement_store.folder, "--rows", "Enc(AW)+model.positions=rotary"), "as positions=rotary"),
+        ((agreement_store.folder, "--rows", "Global;Enc(Rel)+positions=rotary"), "use other positions"),
         ((agreement_store.folder, "train.lrr=1"), "train.lrr"),
     ):
         code, printed, err = compare(*arguments, "--out", tmp_path / "out")

@@ -56,7 +56,7 @@ def test_flags_win_over_overrides_and_those_over_the_preset():
         ("train.betas=[0.9]", "train.betas=[0.9] has too few values"),
         ("model.attention=Enc(AW)", "set attention=…"),
         ("model.vocab_size=100", "the corpus decides the vocabulary"),
-        ("attention=Enc(AW,Dim=999)", "wider boundaries than the model's heads"),
+        ("attention=Enc(AW,Dim=999)", "boundary_dim=999 is above the width of a head"),
     ],
 )
 def test_a_mistake_is_one_sentence_with_its_place(override, message):

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from diffwindow import functional
-from diffwindow.attention.plain_attention import GlobalAttention, Pairs, ScoreBias
+from diffwindow.attention.plain_attention import GlobalAttention, Pairs, ScoreBias, plain_weights
 from diffwindow.attention.positions import distance_scores, table_rows
 from diffwindow.attention.stacked_attention import SELF_ROLES, Kind, StackedAttention
 from diffwindow.attention.visibility import EVERYTHING, Visibility
@@ -65,8 +65,7 @@ class RelativeAttention(StackedAttention):
         """Return the weights of `attend`, without dropout."""
         (q,) = self.query_heads(queries)
         k, _ = self.key_heads(keys)
-        scores = functional.scores(q, k) + distance_scores(q, self.key_table, keys.shape[1])
-        return functional.masked_softmax(visibility.biased(scores), visibility.visible(q, k))
+        return plain_weights(q, k, visibility, distance_scores(q, self.key_table, keys.shape[1]))
 
 
 BASELINES["Rel"] = Kind(

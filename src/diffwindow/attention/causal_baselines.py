@@ -5,7 +5,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from diffwindow import functional
-from diffwindow.attention.plain_attention import plain_attention
+from diffwindow.attention.plain_attention import plain_attention, plain_weights
 from diffwindow.attention.positions import relative_positions
 from diffwindow.attention.stacked_attention import Kind, StackedAttention
 from diffwindow.attention.visibility import EVERYTHING, Visibility
@@ -41,9 +41,7 @@ class ForgettingAttention(StackedAttention):
         """Return the weights of `attend`, without dropout."""
         (q,) = self.query_heads(queries)
         k, gate, _ = self.key_heads(keys)
-        visible = visibility.visible(q, k)
-        scores = functional.scores(q, k) + forgetting_bias(gate, q.shape[2], visible)
-        return functional.masked_softmax(visibility.biased(scores), visible)
+        return plain_weights(q, k, visibility, forgetting_bias(gate, q.shape[2], visibility.visible(q, k)))
 
 
 def forgetting_bias(

@@ -152,12 +152,14 @@ def plain_weights(
     q: Float[Tensor, "b h q e"],
     k: Float[Tensor, "b h k e"],
     visibility: Visibility,
+    bias: Float[Tensor, "..."] | None = None,
     *,
     scale: float | None = None,
 ) -> Float[Tensor, "b h q k"]:
     """Return the weights of `plain_attention`, without dropout."""
     seen = visibility.visible(q, k)
-    return functional.masked_softmax(visibility.biased(functional.scores(q, k, scale, mask=seen)), seen)
+    scores = functional.scores(q, k, scale, mask=seen)
+    return functional.masked_softmax(visibility.biased(scores if bias is None else scores + bias), seen)
 
 
 def _join(bias: Tensor | None, visibility: Visibility, q: Tensor, k: Tensor) -> Tensor | None:

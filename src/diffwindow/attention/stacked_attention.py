@@ -18,7 +18,7 @@ from diffwindow.spelling import check_choice
 
 Init = Literal["stacked", "separate"]
 INITS: tuple[str, ...] = get_args(Init)
-# what rotary positions turn: the queries and keys of the scores, of a window's two pointers, or of both
+# what rotary positions rotate: the queries and keys of the scores, of a window's two pointers, or of both
 Rotary = Literal["scores", "pointers", "both"]
 ROTARY: tuple[str, ...] = get_args(Rotary)
 Maps = ops.WindowMaps | Float[Tensor, "b h q k"]
@@ -44,7 +44,7 @@ class StackedAttention(nn.Module):
     kind: str = "Global"
     # which pairs are pointers and not scores
     pointer_pairs: tuple[int, ...] = ()
-    # what rotary positions turn in self-attention; None is no rotary positions
+    # what rotary positions rotate in self-attention; None is no rotary positions
     rotary: Rotary | None = None
     # what a kind computes from the queries of the scores beside the scores, if anything
     from_queries: str | None = None
@@ -99,12 +99,12 @@ class StackedAttention(nn.Module):
             nn.init.xavier_uniform_(block)
 
     def use_rotary(self, rotary: Rotary) -> None:
-        """Turn on rotary positions in self-attention; a head that they turn must have an even width."""
+        """Turn on rotary positions in self-attention; a head that they rotate must have an even width."""
         check_choice("rotary", rotary, ROTARY)
         if self.from_queries and rotary != "pointers":
             raise ValueError(
-                f"{self.from_queries} are computed from the queries, which rotary positions would turn by "
-                "their place; use other positions"
+                f"{self.from_queries} are computed from the queries, which rotary positions would rotate "
+                "by their place; use other positions"
             )
         for pair in self._rotated_pairs(rotary):
             if self._query_dims[pair] % 2:
@@ -182,7 +182,7 @@ class StackedAttention(nn.Module):
         raise NotImplementedError
 
     def _rotated_pairs(self, rotary: Rotary | None) -> list[int]:
-        """List the pairs of queries and keys that rotary positions turn."""
+        """List the pairs of queries and keys that rotary positions rotate."""
         names = [
             "pointers" if pair in self.pointer_pairs else "scores" for pair in range(len(self._query_dims))
         ]

@@ -43,7 +43,8 @@ def mean_window(
 ) -> Float[Tensor, ""]:
     """Return the mean of M over the keys that a query sees, averaged over queries, heads and the batch.
 
-    Uniform attention to values of one gives it to each query, in memory linear in the length.
+    Queries that are padding count as well. Uniform attention to values of one gives it to each query, in
+    memory linear in the length.
     """
     q, q_left, q_right, *_ = attention.query_heads(queries)
     k, k_left, k_right, *_, v = attention.key_heads(keys)

@@ -33,6 +33,8 @@ POSITIONS: tuple[str, ...] = get_args(Positions)
 class WindowAttention(StackedAttention):
     """Attend through a learned window, with the call of `torch.nn.MultiheadAttention`.
 
+    Unlike there, `batch_first` is True by default: in a layer of `torch.nn`, give it the layer's own.
+
     One stacked projection holds, in this order, the queries (global, left, right, local), the keys (the
     same) and the values; a multiplicative window has no local pair. It is initialised Xavier-uniform as a
     whole, so pointers start near uniform; biases start at zero. `boundary_dim`, the head width of the left
@@ -48,8 +50,9 @@ class WindowAttention(StackedAttention):
     `relative_size=16` adds q_i·a_{j−i}/√e to the scores, with the distance clipped (the keys' part of Shaw et
     al. 2018), for self-attention. Its gradient runs in plain PyTorch.
 
-    `positions="rotary"` is for self-attention: queries and keys are turned by their places, the queries being
-    the last of the keys. `rotary` chooses what is turned: the scores (local ones too), the pointers or both.
+    `positions="rotary"` is for self-attention: queries and keys are rotated by their positions, the queries
+    being the last of the keys. `rotary` chooses what is rotated: the scores (local ones too), the pointers or
+    both.
 
     >>> attention = WindowAttention(16, num_heads=2, window="multiplicative", segment_size=5)
     >>> x = torch.randn(3, 7, 16)

@@ -127,7 +127,8 @@ def labelled_cells(path: Path, audit: Audit, columns: Columns) -> Iterator[tuple
         elif not text.strip():
             audit.bad(path, number, "empty text")
         else:
-            yield number, text, label.strip()
+            # as in prediction
+            yield number, text.strip(), label.strip()
 
 
 def headless_line(path: Path, audit: Audit) -> int | None:

@@ -44,7 +44,8 @@ class Ensemble(nn.Module):
     def step(self, tokens: Int[Tensor, "s w"], state: EnsembleState) -> Float[Tensor, "s w v"]:
         """Append a token to each hypothesis and return log p of the next."""
         pairs = zip(self.translators(), state.states, strict=True)
-        return mean_log_probs([model.step(tokens, own).log_softmax(-1) for model, own in pairs])
+        logits = [at_least_fp32(model.step(tokens, own)) for model, own in pairs]
+        return mean_log_probs([each.log_softmax(-1) for each in logits])
 
     def translators(self) -> list[Translator]:
         """Return the models."""

@@ -86,7 +86,8 @@ def load_windows(
 
     The folder is one that `save_windows` wrote, such a folder on the hub ("user/name"), or a checkpoint that
     `save_pretrained` wrote of a model with windows, whose windows `from_pretrained` leaves out. Windows that
-    were trained on other base weights are refused, unless `check_base=False`.
+    were trained on other base weights are refused, unless `check_base=False`; those of a checkpoint have
+    their base beside them and are not compared.
     """
     if all(parameter.is_meta for parameter in model.parameters()):
         raise ValueError(f"a {type(model).__name__} on the meta device has no weights yet; load them first")

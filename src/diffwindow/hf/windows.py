@@ -101,7 +101,10 @@ def freeze_base(model: M) -> M:
     check_unwrapped(model)
     windows = [window for _, _, window in _windows(model)]
     if not windows:
-        raise ValueError(f"{type(model).__name__} has no windows; add_windows adds them")
+        raise ValueError(
+            f"{type(model).__name__} has no windows that can be trained alone; add_windows adds them to a "
+            "transformers model"
+        )
     model.requires_grad_(False)
     for window in windows:
         window.requires_grad_(True)

@@ -53,7 +53,10 @@ class Score:
 def open_model(path: Path, *, device: str = "auto", dtype: torch.dtype | None = None) -> Trained:
     """Open the model of a run folder or a model folder on a device; "auto" takes a GPU if there is one."""
     if device == "auto":
-        device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda":
+        # each process of torchrun has a GPU of its own
+        device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
     trained = Trained.load(path)
     try:
         trained.model.to(device=device, dtype=dtype)

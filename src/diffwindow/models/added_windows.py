@@ -240,6 +240,7 @@ def _plain_weights(
 
 
 def _as_global(window: WindowAttention) -> GlobalAttention:
+    _check_removable(window)
     bias = window.in_proj.bias is not None
     plain = GlobalAttention(window.embed_dim, window.num_heads, dropout=window.dropout, bias=bias)
     weight, stacked_bias = _plain_stack(window)
@@ -252,6 +253,7 @@ def _as_global(window: WindowAttention) -> GlobalAttention:
 
 
 def _as_multihead(window: WindowAttention) -> nn.MultiheadAttention:
+    _check_removable(window)
     if window.rotary is not None:
         raise ValueError("torch.nn.MultiheadAttention has no rotary positions, and the window has")
     weight, bias = _plain_stack(window)
@@ -268,6 +270,11 @@ def _as_multihead(window: WindowAttention) -> nn.MultiheadAttention:
     plain.load_state_dict(state, strict=False)
     _copy_layer(window.out_proj, plain.out_proj)
     return plain.train(window.training)
+
+
+def _check_removable(window: WindowAttention) -> None:
+    if window.relative_size is not None:
+        raise ValueError("the window has relative positions (Dist), which would be lost with it; keep it")
 
 
 def _copy_layer(source: nn.Linear, target: nn.Linear) -> None:

@@ -1,14 +1,16 @@
 """ModelConfig: what all models' settings share; each model keeps its own beside it."""
 
 import warnings
+from dataclasses import replace
 from typing import Annotated, Any, TypeVar
 
+import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from diffwindow.attention.stacked_attention import Init, Rotary, check_heads
 from diffwindow.layers.embedding import Positions
-from diffwindow.layers.transformer import LayerOptions, Norm
-from diffwindow.notation import Plan, Role, parse
+from diffwindow.layers.transformer import AttentionBlock, LayerOptions, Norm
+from diffwindow.notation import Attention, Plan, Role, parse
 from diffwindow.spelling import did_you_mean, quoted
 
 # no model is larger; a config that says so is damaged, and would take hours or all memory to build
@@ -44,9 +46,9 @@ class ModelConfig(BaseModel):
     init: Init = "stacked"
     """Initialise an attention's projections as one matrix (the authors' way) or one by one."""
     positions: Positions = "sinusoidal"
-    """Add sinusoids, turn queries and keys by their places, or neither."""
+    """Add sinusoids, rotate queries and keys by their positions, or neither."""
     rotary: Rotary = "scores"
-    """What rotary positions turn: queries and keys of the scores, of the pointers, or of both."""
+    """What rotary positions rotate: queries and keys of the scores, of the pointers, or of both."""
     attention: str = "Global"
     """Which attention each role and layer gets; kept in canonical form."""
     window_tolerance: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
@@ -111,19 +113,22 @@ class ModelConfig(BaseModel):
             if term.role not in self.stacks():
                 roles = " and ".join(self.stacks())
                 raise ValueError(f"{term} is for a role that this model does not have; it has {roles}")
-        head_dim = self.embed_dim // self.num_heads
         if self.rotary != "scores" and self.positions != "rotary":
             raise ValueError(f"rotary={self.rotary!r} is for positions='rotary', not {self.positions!r}")
-        if head_dim % 2 and self.positions == "rotary":
-            raise ValueError(f"heads are {head_dim} wide; rotary positions need an even width")
         for role, field in self.stacks().items():
-            for attention in self.plan.attentions(role, getattr(self, field)):
-                if attention.boundary_dim is not None and attention.boundary_dim > head_dim:
-                    raise ValueError(
-                        f"{role}({attention}) has wider boundaries than the model's heads, which are "
-                        f"{head_dim} wide"
-                    )
+            options = replace(self.layer_options, rotary=None) if role == "Cr" else self.layer_options
+            for attention in dict.fromkeys(self.plan.attentions(role, getattr(self, field))):
+                _check_attention(role, attention, options)
         return self
+
+
+def _check_attention(role: Role, attention: Attention, options: LayerOptions) -> None:
+    """Build an attention without memory for its weights; raise what its constructor raises, and name it."""
+    try:
+        with torch.device("meta"):
+            AttentionBlock(options, attention)
+    except ValueError as error:
+        raise ValueError(f"{role}({attention}): {error}") from None
 
 
 def _sentence(error: ValidationError) -> str:

@@ -131,7 +131,8 @@ class WindowAdapter(nn.Module):
                 f"{q.shape[1]} of width {q.shape[3]}; give the attention module the right num_heads and "
                 "head_dim before windows are added"
             )
-        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+        if k.shape[1] != q.shape[1]:
+            k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
         # under autocast rotary queries and keys are wider than the values
         q, k = q.to(v.dtype), k.to(v.dtype)
         segment_origin = self.segment_origin(attn_mask, q.shape[0])

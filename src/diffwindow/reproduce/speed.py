@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +55,11 @@ def _stepper(config: Config, store: Store) -> Callable[[], None]:
     task: Any = task_of(store, model_config(store, config.model_options), config.task.options)
     model = task.build_model()
     optimizer = make_optimizer(model, config.train)
-    sampler = TokenBatches(task.lengths("train"), max_tokens=config.train.max_tokens, seed=1)
-    chosen = iter(sampler)
+    sampler = TokenBatches(
+        task.lengths("train"), max_tokens=config.train.max_tokens, max_rows=config.train.max_rows, seed=1
+    )
+    # as many epochs as it takes
+    chosen = chain.from_iterable(repeat(sampler))
 
     def step() -> None:
         loss = task.loss(model, task.collate("train", next(chosen)))

@@ -63,7 +63,8 @@ def _task_preset(name: str, data: Path | None) -> Settings:
     manifest = read_manifest(data)
     task = TASKS_BY_PRESET[name]
     if manifest["task"] != task:
-        raise ValueError(f"{data} is prepared for {manifest['task']}, not for {task}")
+        right = next(one for one, of_task in TASKS_BY_PRESET.items() if of_task == manifest["task"])
+        raise ValueError(f"{data} is prepared for {manifest['task']}, not for {task}; train {right}")
     settings = merged(TASK_PRESETS[task], size_of(manifest).settings)
     return _complete(name, merged(settings, example_settings(manifest)), manifest["settings"]["corpus"])
 

@@ -62,6 +62,6 @@ def task_of(store: Store, config: ModelConfig, options: TaskOptions | None = Non
     known = {field.name for field in fields(kind)}
     for name in given:
         if name not in known:
-            raise ValueError(f"{name}={given[name]} is not an option of {store.task}")
+            raise ValueError(f"{name}={given[name]} is not an option of {store.task}; leave it out")
     task: AnyTask = kind(store, config, **given)  # type: ignore[arg-type]
     return task

@@ -56,7 +56,7 @@ def starting_model(task: AnyTask, start: Path) -> nn.Module:
     for name in type(config).model_fields:
         before, now = getattr(source.config, name, None), getattr(config, name)
         if before != now and name not in FREE_FIELDS | {"attention"}:
-            raise ValueError(f"model.{name}={now!r}, but the model of {start} has {before!r}")
+            raise ValueError(f"model.{name}={now!r}, but the model of {start} has {before!r}; leave it out")
     model = task.build_model()
     if source.config.attention != config.attention:
         add_windows(source, config.attention)

@@ -87,11 +87,6 @@ class Run:
                     "it cannot be extended"
                 )
 
-    @property
-    def begun(self) -> bool:
-        """Return whether the folder holds anything that was trained."""
-        return _begun(self.folder)
-
     def open_store(self, data: Path | None = None) -> Store:
         """Open the corpus that the run was trained on, or another store."""
         path = data or self._store_path()

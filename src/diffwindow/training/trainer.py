@@ -293,7 +293,10 @@ class Trainer(Generic[B]):
         if config.final != "last" and config.valid_every:
             metrics = self._metrics()
             if not all_finite(metrics):
-                raise TrainingError(f"the validation of the final model, {origin}, is not finite")
+                raise TrainingError(
+                    f"the validation of the final model, {origin}, is not finite; train.final=last keeps the "
+                    "last one"
+                )
             logs.final(update, metrics)
             self._progress.note(f"final model: validation {shown(metrics)}")
         write_checkpoint(self._folder / MODEL, self._save_model, {}, {"update": update, "weights": origin})

@@ -12,7 +12,7 @@ from diffwindow.tasks.task import B, Task
 from diffwindow.training.config import TrainConfig
 from diffwindow.training.window_shares import outside_shares
 
-LOWER_IS_BETTER = ("loss", "nll", "ppl", "perplexity")
+LOWER_IS_BETTER = ("loss", "nll", "perplexity")
 Metrics = dict[str, float]
 
 

@@ -99,7 +99,7 @@ def _measured(maps: LayerMaps) -> list[NDArray[np.float64]]:
     seen = left[..., -1] > 0.5
     _, queries, keys = left.shape
     origin = torch.tensor(maps.segment_origin)
-    first, last = (bound.numpy() for bound in segment_bounds(keys, maps.segment_size, origin))
+    first, last = (bound.double().numpy() for bound in segment_bounds(keys, maps.segment_size, origin))
     slope = (keys - 1) / (queries - 1) if maps.role == "Cr" and queries > 1 else 1.0
     # a self-attention that has a cache has fewer queries than keys: they are the last of them
     place = np.arange(queries) * slope + (keys - queries if maps.role != "Cr" else 0)
@@ -112,7 +112,9 @@ def _measured(maps: LayerMaps) -> list[NDArray[np.float64]]:
     return [found[:, head, seen[head]] for head in range(len(left))]
 
 
-def _expected(values: NDArray[np.generic], sums: NDArray[np.float64]) -> NDArray[np.float64]:
+def _expected(
+    values: NDArray[np.int64] | NDArray[np.float64], sums: NDArray[np.float64]
+) -> NDArray[np.float64]:
     """Return the mean of a value per key, where the keys' distribution has these prefix sums."""
     mean: NDArray[np.float64] = (np.diff(sums, axis=-1, prepend=0.0) * values).sum(-1)
     return mean
