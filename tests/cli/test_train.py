@@ -258,7 +258,7 @@ def test_a_store_for_another_task_is_refused(call):
     assert call("prepare", "reorder", "--rows", "40", "--out", "store")[0] == 0
     code, said = call("train", "agreement", "--data", "store", "--out", "run")
     assert code == 2
-    assert "store is for translation, but agreement is classification" in said
+    assert "store is for translation, but run is for classification" in said
 
 
 def test_a_ruined_run_is_a_sentence_and_code_1(call):

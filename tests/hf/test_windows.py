@@ -10,7 +10,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import diffwindow
-from diffwindow import LanguageModel, LanguageModelConfig
+from diffwindow import Classifier, ClassifierConfig, LanguageModel, LanguageModelConfig, hf
 from diffwindow.hf import (
     add_windows,
     as_transformers,
