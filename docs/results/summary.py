@@ -34,6 +34,7 @@ class Claim(NamedTuple):
 
 CLASSIFIERS = ["Enc(Rel)@all", "Enc(Loc)", "Enc(MW)", "Enc(AW)"]
 TRANSLATORS = ["Enc(Rel)@all-Dec(Rel)@all", "Enc(Loc)", "Cr(AW,Seg)", "Enc(AW)-Dec(MW)", BEST]
+CROSS = ["Cr(AW)@all", "Cr(AW)", "Cr(MW)@all", "Cr(MW)"]
 LONG = "agreement, real text, 10,000 updates"
 SHORT = "agreement, real text, 1,000 updates"
 GENERATED = "agreement, generated"
@@ -42,7 +43,7 @@ TEST_SETS = {"test 2016": "en-de", "test 2017": "en-de-test2017", "MSCOCO": "en-
 CLAIMS = [
     Claim(LONG, "table5-paper", "sva-subset", CLASSIFIERS),
     Claim(LONG, "positions-paper", "sva-subset", [f"Global{ROTARY}"]),
-    Claim(LONG, "positions-paper", "sva-subset", [f"Enc(AW){ROTARY}"], f"Global{ROTARY}"),
+    Claim(LONG, "positions-paper", "sva-subset", [f"Enc(MW){ROTARY}", f"Enc(AW){ROTARY}"], f"Global{ROTARY}"),
     Claim(SHORT, "positions-mini", "sva-subset", ["Enc(Rel)@all", "Enc(MW)", "Enc(AW)", f"Global{ROTARY}"]),
     Claim(SHORT, "positions-mini", "sva-subset", ["Enc(MW,Dist)", "Enc(AW,Dist)"], "Enc(Rel)@all"),
     Claim(SHORT, "positions-mini", "sva-subset", [f"Enc(MW){ROTARY}", f"Enc(AW){ROTARY}"], f"Global{ROTARY}"),
@@ -52,7 +53,9 @@ CLAIMS = [
     Claim("generated, one layer", "circumstances-mini", "agreement-10-shallow", ["Enc(AW)"]),
     Claim("generated, four layers", "circumstances-mini", "agreement-10-deep", ["Enc(AW)"]),
     Claim("SST-2", "table5-paper", "sst", CLASSIFIERS),
-    Claim("IMDB", "table5-paper", "imdb", ["Enc(MW)", "Enc(AW)"]),
+    Claim("SST-2", "sentiment-positions-paper", "sst", [f"Global{ROTARY}"]),
+    Claim("IMDB, 2,000 updates", "table5-mini", "imdb", CLASSIFIERS),
+    Claim("IMDB, 10,000 updates", "table5-paper", "imdb", ["Enc(MW)", "Enc(AW)"]),
     *(
         claim
         for name, column in TEST_SETS.items()
@@ -68,6 +71,9 @@ CLAIMS = [
             ),
         )
     ),
+    Claim("translation, BLEU, test 2016", "table2-mini", "en-de", CROSS),
+    Claim("translation, BLEU, test 2016", "table3-mini", "en-de", ["Enc(AW,Seg)-Dec(MW)"]),
+    Claim("translation, BLEU, test 2016", "segments-mini", "en-de", [f"Cr(AW,Seg={n})" for n in (2, 3, 8)]),
     Claim(LANGUAGE, "table6-mini", "lm", ["Dec(Rel)@all", "Dec(MW)", "Dec(AW)"]),
     Claim(
         LANGUAGE,
