@@ -2,6 +2,7 @@
 
 import warnings
 from dataclasses import replace
+from functools import cache
 from typing import Annotated, Any, TypeVar
 
 import torch
@@ -122,6 +123,8 @@ class ModelConfig(BaseModel):
         return self
 
 
+# the rows of a table differ in few attentions
+@cache
 def _check_attention(role: Role, attention: Attention, options: LayerOptions) -> None:
     """Build an attention without memory for its weights; raise what its constructor raises, and name it."""
     try:

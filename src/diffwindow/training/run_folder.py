@@ -57,10 +57,15 @@ class Run:
 
     @classmethod
     def start(cls, folder: Path, config: Config, *, resume: bool) -> Self:
-        """Make a run folder, or resume one; raise if its config differs in a key that may not change."""
+        """Make a run folder, or resume one; raise if that would change or replace what is trained."""
         begun = _begun(folder)
         if begun and not resume:
             raise ValueError(f"{folder} holds a run; choose another folder, or resume it")
+        if begun and not _has_checkpoints(folder):
+            raise ValueError(
+                f"{folder} has a model but no checkpoint to go on from; choose another folder, or remove "
+                f"{folder / MODEL} to start again"
+            )
         if (begun or (folder / STORE).exists()) and (folder / CONFIG).exists():
             cls.open(folder)._check_change(config, begun=begun)
         folder.mkdir(parents=True, exist_ok=True)
@@ -173,7 +178,11 @@ class Run:
 
 def _begun(folder: Path) -> bool:
     """Return whether a folder holds anything that was trained."""
-    return bool(Checkpoints(folder / CHECKPOINTS).updates()) or (folder / MODEL).exists()
+    return _has_checkpoints(folder) or (folder / MODEL).exists()
+
+
+def _has_checkpoints(folder: Path) -> bool:
+    return bool(Checkpoints(folder / CHECKPOINTS).updates())
 
 
 def versions() -> dict[str, Any]:

@@ -22,7 +22,7 @@ from diffwindow.training.distributed import World, connected
 from diffwindow.training.failures import Interrupted
 from diffwindow.training.fine_tuning import starting_model
 from diffwindow.training.logs import read_records
-from diffwindow.training.run_folder import CHECKPOINTS, CURVES, LOG, MODEL, Run
+from diffwindow.training.run_folder import CHECKPOINTS, CURVES, LOG, Run
 from diffwindow.training.trainer import Trainer
 from diffwindow.training.updater import pick_precision
 
@@ -41,7 +41,6 @@ def train(config: Config, folder: Path, *, resume: bool = True, progress: Progre
             if world.main:
                 stack.enter_context(_locked_folder(folder))
                 run = Run.start(folder, config, resume=resume)
-                _check_checkpoints(folder)
                 run.prepare_store(progress=progress)
                 prepared = run.open_store()
                 run.check_origin(prepared)
@@ -72,15 +71,6 @@ def _locked_folder(folder: Path) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
         yield
-
-
-def _check_checkpoints(folder: Path) -> None:
-    """Raise if training would start over in a folder that holds a trained model."""
-    if (folder / MODEL).exists() and not Checkpoints(folder / CHECKPOINTS).updates():
-        raise ValueError(
-            f"{folder} has a model but no checkpoint to go on from; choose another folder, or remove "
-            f"{folder / MODEL} to start again"
-        )
 
 
 def _draw_curves(folder: Path, world: World, progress: Progress) -> None:

@@ -112,9 +112,7 @@ def _measured(maps: LayerMaps) -> list[NDArray[np.float64]]:
     return [found[:, head, seen[head]] for head in range(len(left))]
 
 
-def _expected(
-    values: NDArray[np.int64] | NDArray[np.float64], sums: NDArray[np.float64]
-) -> NDArray[np.float64]:
+def _expected(values: NDArray[np.float64], sums: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the mean of a value per key, where the keys' distribution has these prefix sums."""
     mean: NDArray[np.float64] = (np.diff(sums, axis=-1, prepend=0.0) * values).sum(-1)
     return mean
