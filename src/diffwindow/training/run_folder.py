@@ -61,13 +61,13 @@ class Run:
         begun = _begun(folder)
         if begun and not resume:
             raise ValueError(f"{folder} holds a run; choose another folder, or resume it")
+        if (begun or (folder / STORE).exists()) and (folder / CONFIG).exists():
+            cls.open(folder)._check_change(config, begun=begun)
         if begun and not _has_checkpoints(folder):
             raise ValueError(
                 f"{folder} has a model but no checkpoint to go on from; choose another folder, or remove "
                 f"{folder / MODEL} to start again"
             )
-        if (begun or (folder / STORE).exists()) and (folder / CONFIG).exists():
-            cls.open(folder)._check_change(config, begun=begun)
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / CONFIG, config.model_dump(mode="json"))
         return cls(folder, config)
