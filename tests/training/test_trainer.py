@@ -105,6 +105,26 @@ def test_stops_when_validation_gets_no_better(tmp_path):
     assert state == {"update": 18, "weights": "the best, of update 6"}
 
 
+def test_the_best_model_may_be_the_last_between_two_validations(tmp_path):
+    class Improving(MajorityTask):
+        def validate(self, model, split, *, watch, progress):
+            self.calls = getattr(self, "calls", 0) + 1
+            return {"loss": 1.0 / self.calls}
+
+    def stop():
+        signal.raise_signal(signal.SIGTERM)
+
+    task = Improving()
+    fit(tmp_path / "whole", task, max_updates=20, final="best")
+    # resumed with a length that it already has
+    with pytest.raises(Interrupted):
+        fit(tmp_path / "shortened", CutTask(20, stop), final="best")
+    fit(tmp_path / "shortened", task, max_updates=20, final="best")
+    for folder in (tmp_path / "whole", tmp_path / "shortened"):
+        state = json.loads((folder / "model/checkpoint.json").read_text())["state"]
+        assert state == {"update": 20, "weights": "the best, of update 20"}
+
+
 def test_what_the_first_validation_needs_is_asked_before_training(tmp_path):
     class Unvalidated(MajorityTask):
         def lengths(self, split):

@@ -30,8 +30,8 @@ class TrainState:
     skipped: int = 0
     skipped_in_a_row: int = 0
     pending: list[UpdateResult] = field(default_factory=list)
-    # a signal stopped the validation of this update
-    must_validate: bool = False
+    # the update that was validated last
+    validated: int = 0
 
     def advance(self, result: UpdateResult, batches: dict[str, int]) -> None:
         """Take in the result of the next update, after which the sampler has the state `batches`."""
@@ -44,6 +44,12 @@ class TrainState:
         """Return whether all updates are made, or validations have stopped improving."""
         given_up = config.patience is not None and self.best.stale >= config.patience
         return self.update >= config.max_updates or given_up
+
+    def must_validate(self, config: TrainConfig) -> bool:
+        """Return whether it is time to validate: `best` is chosen from all weights, the last included."""
+        if not config.valid_every or self.validated == self.update:
+            return False
+        return self.update % config.valid_every == 0 or (config.final == "best" and self.done(config))
 
     def check_learned(self, config: TrainConfig) -> None:
         """Raise if nothing was learned: every update was skipped, or no validation was finite."""
@@ -65,15 +71,15 @@ class TrainState:
 
     def plain(self, updater: Updater[B]) -> dict[str, Any]:
         """Return the rest as values for JSON."""
-        plain = {
+        return {
             "update": self.update,
             "batches": self.batches,
             "best": asdict(self.best),
             "skipped": self.skipped,
             "skipped_in_a_row": self.skipped_in_a_row,
             "scaler": updater.scaler.state_dict(),
+            "validated": self.validated,
         }
-        return plain | ({"must_validate": True} if self.must_validate else {})
 
 
 def check_state(checkpoint: Checkpoint) -> None:
@@ -102,7 +108,8 @@ def restore_state(checkpoint: Checkpoint, updater: Updater[B], device: str) -> T
         best=Best(**state["best"]),
         skipped=state["skipped"],
         skipped_in_a_row=state.get("skipped_in_a_row", 0),
-        must_validate=state.get("must_validate", False),
+        # an older checkpoint says only whether a signal stopped the validation of its update
+        validated=state.get("validated", 0 if state.get("must_validate") else state["update"]),
         # they were checked before they were saved, so their rows are not needed
         pending=[UpdateResult(0, row, torch.empty(0), [], []) for row in sums],
     )

@@ -104,7 +104,7 @@ class Trainer(Generic[B]):
                     f"{self._config.max_tokens} and are left out"
                 )
             with self._logging(position):
-                if self._state.must_validate:
+                if self._state.must_validate(self._config):
                     self._validate()
                     self._save(again=True)
                     self._prune()
@@ -166,7 +166,7 @@ class Trainer(Generic[B]):
         self._progress("training", update / config.max_updates)
         if logging:
             self._log()
-        if config.valid_every and update % config.valid_every == 0:
+        if state.must_validate(config):
             self._validate()
         if update % config.save_every == 0 or self._done:
             self._save()
@@ -222,10 +222,10 @@ class Trainer(Generic[B]):
         state, config = self._state, self._config
         with self._stopwatch.paused():
             value, bad, stopped = self._world.broadcast_numbers(self._watched_value())
-        state.must_validate = bool(stopped)
         if stopped:
             self._save()
             raise self._interruption(int(stopped))
+        state.validated = state.update
         if bad:
             if config.on_bad_loss == "stop":
                 good = self._checkpoints.last.last_good()
