@@ -2,7 +2,6 @@
 
 import math
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -18,7 +17,7 @@ from diffwindow.kernels import direct
 from diffwindow.models.added_windows import WindowInit
 from diffwindow.notation import Attention
 
-# How many queries of the last call are kept to tell how wide windows are.
+# How many queries of a call tell how wide windows are.
 SAMPLED_QUERIES = 16
 
 
@@ -46,16 +45,6 @@ class HeadPair(nn.Module):
         projected: Tensor = q @ self.query.to(q.dtype) @ self.key.to(q.dtype).mT
         # autocast may have narrowed it
         return projected.to(q.dtype)
-
-
-class Sample(NamedTuple):
-    """Some queries of the first sequence of a call, all of its keys, and which of them each query sees."""
-
-    q: Float[Tensor, "1 h q e"]
-    k: Float[Tensor, "1 h k e"]
-    visible: Bool[Tensor, "..."] | None
-    segment_origin: Int[Tensor, " 1"] | None
-    scale: float | None
 
 
 class WindowAdapter(nn.Module):
@@ -94,7 +83,7 @@ class WindowAdapter(nn.Module):
         additive = WINDOWED[attention.kind] == "additive"
         self.local = HeadPair(num_heads, head_dim, head_dim) if additive else None
         self.gate = nn.Parameter(torch.empty(num_heads)) if attention.gate else None
-        self.sample: Sample | None = None
+        self.width: Float[Tensor, ""] | None = None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -136,9 +125,9 @@ class WindowAdapter(nn.Module):
         # under autocast rotary queries and keys are wider than the values
         q, k = q.to(v.dtype), k.to(v.dtype)
         segment_origin = self.segment_origin(attn_mask, q.shape[0])
-        # tensors of a transform or a trace are of no use after it
-        if not direct.observed():
-            self.sample = _sample(q, k, attn_mask, segment_origin, scale, is_causal=is_causal)
+        # a step of decoding has one query, too few to be worth the time; a transform's tensors end with it
+        if (q.shape[2] > 1 or self.width is None) and not direct.observed():
+            self.width = self._mean_width(q, k, attn_mask, segment_origin, scale, is_causal=is_causal)
         operation = (
             partial(ops.multiplicative_window_attention, q, k, v, normalize=self.attention.normalize)
             if self.local is None
@@ -201,20 +190,34 @@ class WindowAdapter(nn.Module):
         plain = plain_weights(q, k, visibility, scale=scale)
         return maps._replace(weights=mix_heads(plain, maps.weights, self.gate))
 
-    @torch.no_grad()
     def mean_width(self) -> float | None:
         """Return the mean number of keys between the boundaries in the last call; None before the first.
 
-        It is the mean over heads and up to 16 queries of the call's first sequence.
+        It is the mean over heads and up to 16 queries of the call's first sequence. Later calls with one
+        query, as in decoding, do not count.
         """
-        # the model may have moved since, even to where there are no values
-        device = self.left.query.device
-        if self.sample is None or device.type == "meta":
-            return None
-        q, k, scale = self.sample.q.to(device), self.sample.k.to(device), self.sample.scale
-        visible, origin = (
-            None if x is None else x.to(device) for x in (self.sample.visible, self.sample.segment_origin)
-        )
+        return None if self.width is None or self.width.is_meta else float(self.width)
+
+    @torch.no_grad()
+    def _mean_width(
+        self,
+        q: Tensor,
+        k: Tensor,
+        attn_mask: Tensor | None,
+        segment_origin: Tensor | None,
+        scale: float | None,
+        *,
+        is_causal: bool,
+    ) -> Tensor:
+        step = max(1, math.ceil(q.shape[2] / SAMPLED_QUERIES))
+        visible = None
+        if attn_mask is not None:
+            visible = attn_mask.expand(q.shape[0], -1, q.shape[2], k.shape[2])[:1, :, ::step]
+        if is_causal:
+            queries = torch.arange(0, q.shape[2], step, device=q.device)[:, None]
+            causal = torch.arange(k.shape[2], device=q.device) <= queries
+            visible = causal if visible is None else visible & causal
+        q, k = q[:1, :, ::step], k[:1]
         phi_left, phi_right = (
             functional.boundary(pair(q), k, mask=visible, scale=scale) for pair in (self.left, self.right)
         )
@@ -222,14 +225,14 @@ class WindowAdapter(nn.Module):
             phi_left,
             phi_right,
             segment_size=self.attention.segment_size,
-            segment_origin=origin,
+            segment_origin=None if segment_origin is None else segment_origin[:1],
             expectation="exact",
             tolerance=self.window_tolerance,
         )
         if visible is not None:
             # segments go on after what a query sees
             window = window * visible
-        return float(window.sum(-1).mean())
+        return window.sum(-1).mean()
 
     def extra_repr(self) -> str:
         """Show the settings in the module's repr."""
@@ -237,30 +240,3 @@ class WindowAdapter(nn.Module):
             f"{self.attention}, num_heads={self.num_heads}, window_tolerance={self.window_tolerance}, "
             f"init={self.init!r}"
         )
-
-
-def _sample(
-    q: Tensor,
-    k: Tensor,
-    attn_mask: Tensor | None,
-    segment_origin: Tensor | None,
-    scale: float | None,
-    *,
-    is_causal: bool,
-) -> Sample:
-    step = max(1, math.ceil(q.shape[2] / SAMPLED_QUERIES))
-    visible = None
-    if attn_mask is not None:
-        visible = attn_mask.expand(q.shape[0], -1, q.shape[2], k.shape[2])[:1, :, ::step].clone()
-    if is_causal:
-        queries = torch.arange(0, q.shape[2], step, device=q.device)[:, None]
-        causal = torch.arange(k.shape[2], device=q.device) <= queries
-        visible = causal if visible is None else visible & causal
-    # copies: a view would keep the tensors of the whole batch
-    return Sample(
-        q[:1, :, ::step].detach().clone(),
-        k[:1].detach().clone(),
-        visible,
-        None if segment_origin is None else segment_origin[:1].clone(),
-        scale,
-    )
