@@ -1,6 +1,8 @@
 import json
 import os
 import pickle
+import subprocess
+import sys
 
 import pytest
 import tokenizers
@@ -33,6 +35,15 @@ MODELS = {
 def folder(tmp_path):
     MODELS["translator"]().save_pretrained(tmp_path / "model")
     return tmp_path / "model"
+
+
+def test_loading_a_model_does_not_import_the_compiler(folder):
+    """The import would take longer than everything else."""
+    code = (
+        "import sys, diffwindow; diffwindow.Translator.from_pretrained(sys.argv[1]); "
+        "assert 'torch._dynamo' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code, folder], check=True)
 
 
 @pytest.mark.parametrize("kind", MODELS)

@@ -150,7 +150,8 @@ class WindowTable:
 def windows_of(model: nn.Module) -> WindowTable:
     """List the windows of a model; print the result.
 
-    Widths are those of the last forward pass, over heads and up to 16 queries of its first sequence.
+    Widths are those of the last forward pass, over heads and up to 16 queries of its first sequence. The
+    steps of `generate`, of one token each, do not count.
     """
     rows = [
         WindowRow(

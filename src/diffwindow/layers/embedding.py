@@ -31,6 +31,9 @@ class TokenEmbedding(nn.Module):
 
     def reset_parameters(self) -> None:
         """Initialise the rows, the one of padding with zeros."""
+        if self.weight.is_meta:
+            # nothing to initialise, and torch would import torch._dynamo to do it, which takes seconds
+            return
         nn.init.normal_(self.weight, std=self.weight.shape[1] ** -0.5)
         with torch.no_grad():
             self.weight[PAD].zero_()
