@@ -87,7 +87,9 @@ for dynamic, need_weights in ((None, False), (True, False), (True, True)):
     for inputs, masks in calls:
         expected = attention(*inputs, need_weights=need_weights, **masks)[0]
         torch.testing.assert_close(fast(*inputs, need_weights=need_weights, **masks)[0], expected)
-compiled(attention.train(), dynamic=True)(x, x, x, need_weights=False)
+for relative_size in (None, 2):
+    training = WindowAttention(8, 2, dropout=0.1, relative_size=relative_size)
+    compiled(training, dynamic=True)(x, x, x, need_weights=False)
 
 def loss(x):
     return attention.eval()(x, x, x, need_weights=False)[0].square().sum()

@@ -12,7 +12,6 @@ import math
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -177,9 +176,10 @@ def multiplicative_weights(
     *,
     mask: Bool[Tensor, "..."] | None = None,
     dropout_p: float = 0.0,
+    seed: Int[Tensor, ""] | None = None,
 ) -> Float[Tensor, "*lead q k"]:
     """Confine attention to the window: A = softmax(s) ⊙ M (Eq. 13), which need not sum to one."""
-    return _dropout(masked_softmax(score, mask), dropout_p) * window
+    return _dropout(masked_softmax(score, mask), dropout_p, seed) * window
 
 
 def normalized_weights(
@@ -188,6 +188,7 @@ def normalized_weights(
     *,
     mask: Bool[Tensor, "..."] | None = None,
     dropout_p: float = 0.0,
+    seed: Int[Tensor, ""] | None = None,
 ) -> Float[Tensor, "*lead q k"]:
     """Confine attention to the window with weights that sum to one: A = softmax(s + log M).
 
@@ -206,7 +207,7 @@ def normalized_weights(
     # M stays a factor, so that its gradient needs no division by a small M.
     weights = (score - shift).masked_fill(~seen, float("-inf")).exp() * window
     total = weights.sum(-1, keepdim=True)
-    return _dropout(weights / total.masked_fill(total == 0, 1.0), dropout_p)
+    return _dropout(weights / total.masked_fill(total == 0, 1.0), dropout_p, seed)
 
 
 def additive_weights(
@@ -216,9 +217,10 @@ def additive_weights(
     *,
     mask: Bool[Tensor, "..."] | None = None,
     dropout_p: float = 0.0,
+    seed: Int[Tensor, ""] | None = None,
 ) -> Float[Tensor, "*lead q k"]:
     """Add a local score within the window: A = softmax(s + o ⊙ M) (Eq. 14-17)."""
-    return _dropout(masked_softmax(score + local_score * window, mask), dropout_p)
+    return _dropout(masked_softmax(score + local_score * window, mask), dropout_p, seed)
 
 
 def attend(
@@ -251,9 +253,51 @@ def at_least_fp32(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def _dropout(x: Tensor, dropout_p: float) -> Tensor:
-    # a traced probability cannot be the switch of F.dropout
-    return F.dropout(x, dropout_p) if dropout_p > 0 else x
+def draw_seed(x: Float[Tensor, "..."]) -> Int[Tensor, ""]:
+    """Draw the seed of one call's dropout from torch's generator, so that torch.manual_seed repeats it."""
+    return torch.randint(2**63 - 1, (), device=x.device)
+
+
+def kept_weights(
+    shape: tuple[int, ...], dropout_p: float, seed: Int[Tensor, ""]
+) -> Bool[Tensor, "*lead q k"]:
+    """Return which weights of such a shape dropout keeps: each by the seed, its row and its key alone.
+
+    The kernels keep the same ones, so that a result does not depend on the implementation.
+    """
+    *rows, num_keys = shape
+    row = torch.arange(math.prod(rows), device=seed.device).view(*rows, 1)
+    bits = _mix64(seed ^ _mix64(row))
+    low, high = bits.to(torch.int32), (bits >> 32).to(torch.int32)
+    key = torch.arange(num_keys, dtype=torch.int32, device=seed.device)
+    random = _mix32(_mix32(low + key) ^ high)
+    # torch.sym_int takes a traced probability too; the sign is turned to compare as unsigned numbers do
+    threshold: int = min(torch.sym_int(dropout_p * 2**32), 2**32 - 1)
+    return (random ^ -(2**31)) >= threshold - 2**31
+
+
+# Torch has no unsigned arithmetic: products wrap, factors are the usual ones as signed numbers, and what an
+# arithmetic shift copies from the sign is masked.
+def _mix64(x: Tensor) -> Tensor:
+    """Mix 64 bits as splitmix64 does."""
+    x = x - 0x61C8864680B583EB
+    x = (x ^ (x >> 30 & 2**34 - 1)) * -0x40A7B892E31B1A47
+    x = (x ^ (x >> 27 & 2**37 - 1)) * -0x6B2FB644ECCEEE15
+    return x ^ (x >> 31 & 2**33 - 1)
+
+
+def _mix32(x: Tensor) -> Tensor:
+    """Mix 32 bits as Wellons' lowbias32 does."""
+    x = (x ^ (x >> 16 & 2**16 - 1)) * 0x7FEB352D
+    x = (x ^ (x >> 15 & 2**17 - 1)) * -0x7B935975
+    return x ^ (x >> 16 & 2**16 - 1)
+
+
+def _dropout(x: Tensor, dropout_p: float, seed: Tensor | None) -> Tensor:
+    if not dropout_p > 0:
+        return x
+    kept = kept_weights(x.shape, dropout_p, draw_seed(x) if seed is None else seed)
+    return x * kept * (1 / (1 - dropout_p) if dropout_p < 1 else 0.0)
 
 
 def _no_autocast(x: Tensor) -> AbstractContextManager[object]:

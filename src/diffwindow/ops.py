@@ -346,9 +346,11 @@ def _window_attention(
     check_options(q, k, options, additive=local is not None)
     widest = max(x.shape[-1] * x.element_size() for x in (q, v, *boundaries, *(local or ())))
     chosen = choose_impl(impl, q, _needs(widest, options))
+    # One seed for all: gradient mode may change the implementation between a forward and its recomputation.
+    seed = functional.draw_seed(q) if options.dropout_p > 0 else None
     if chosen != "reference":
-        return operator.window_attention(q, k, v, boundaries, local, options, chosen)
-    return _attend(q, k, v, boundaries, local, options)
+        return operator.window_attention(q, k, v, boundaries, local, options, seed, chosen)
+    return _attend(q, k, v, boundaries, local, options, seed)
 
 
 def _attend(
@@ -358,9 +360,10 @@ def _attend(
     boundaries: Boundaries,
     local: tuple[Tensor, Tensor] | None,
     options: Options,
+    seed: Tensor | None,
 ) -> Tensor:
     """Compute the output in plain PyTorch."""
-    maps = _maps(q, k, boundaries, local, options)
+    maps = _maps(q, k, boundaries, local, options, seed)
     return functional.attend(maps.weights, v, mask=_visible(q, k, options))
 
 
@@ -371,9 +374,14 @@ def _visible(q: Tensor, k: Tensor, options: Options) -> Tensor | None:
 
 
 def _maps(
-    q: Tensor, k: Tensor, boundaries: Boundaries, local: tuple[Tensor, Tensor] | None, options: Options
+    q: Tensor,
+    k: Tensor,
+    boundaries: Boundaries,
+    local: tuple[Tensor, Tensor] | None,
+    options: Options,
+    seed: Tensor | None = None,
 ) -> WindowMaps:
-    """Compute the equations in plain PyTorch."""
+    """Compute the equations in plain PyTorch; dropout without a seed draws one."""
     mask = _visible(q, k, options)
     scale, dropout_p = options.scale, options.dropout_p
     q_left, k_left, q_right, k_right = boundaries
@@ -392,10 +400,12 @@ def _maps(
         score = score + options.attn_bias
     if local is None:
         weigh = functional.normalized_weights if options.normalize else functional.multiplicative_weights
-        weights = weigh(score, window, mask=mask, dropout_p=dropout_p)
+        weights = weigh(score, window, mask=mask, dropout_p=dropout_p, seed=seed)
     else:
         local_score = functional.scores(*local, scale, mask=mask)
-        weights = functional.additive_weights(score, local_score, window, mask=mask, dropout_p=dropout_p)
+        weights = functional.additive_weights(
+            score, local_score, window, mask=mask, dropout_p=dropout_p, seed=seed
+        )
     return WindowMaps(weights, window, phi_left, phi_right)
 
 
@@ -415,7 +425,7 @@ def _reference(call: operator.Call) -> Tensor:
         window_tolerance=call.window_tolerance,
         normalize=call.normalize,
     )
-    return _attend(call.q, call.k, call.v, boundaries, local, options)
+    return _attend(call.q, call.k, call.v, boundaries, local, options, call.seed)
 
 
 operator.use_reference(_reference)

@@ -161,7 +161,8 @@ def test_float64_goes_to_the_reference_and_an_explicit_request_fails():
 def derivatives(config, impl, order):
     """Differentiate the squared output again and again, each time in the direction of the inputs."""
     inputs = leaves(config, torch.float32)
-    value = call(inputs, impl=impl, **options(config)).square().sum()
+    torch.manual_seed(0)
+    value = call(inputs, impl=impl, dropout_p=0.3, **options(config)).square().sum()
     found = []
     for _ in range(order):
         grads = torch.autograd.grad(value, inputs, create_graph=True)
@@ -175,15 +176,6 @@ def test_higher_derivatives_are_those_of_the_reference(additive):
     config = Configuration(additive=additive, queries=4, keys=5, segment_size=2, mask="padding", causal=True)
     for ours, true in zip(derivatives(config, "cpu", 3), derivatives(config, "reference", 3), strict=True):
         torch.testing.assert_close(ours, true, rtol=1e-3, atol=1e-3)
-
-
-def test_second_derivatives_with_dropout_are_refused():
-    inputs = leaves(Configuration(), torch.float32)
-    (grad,) = torch.autograd.grad(
-        call(inputs, impl="cpu", dropout_p=0.5).sum(), inputs[:1], create_graph=True
-    )
-    with pytest.raises(NotImplementedError, match='impl="reference"'):
-        grad.sum().backward()
 
 
 @BOTH_KINDS

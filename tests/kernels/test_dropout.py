@@ -1,11 +1,12 @@
-"""Dropout in the kernels: a mask from a counter, the same one backward, from torch's generator."""
+"""Dropout: one mask in kernels and reference, forward and backward, seeded by torch's generator."""
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
-from diffwindow import ops
+from diffwindow import WindowAttention, ops
 from samples.configurations import Configuration
-from samples.dropout import check_given_the_mask
+from samples.dropout import check_dropout
 from samples.kernel_marks import BOTH_KINDS, NEEDS_COMPILER
 
 pytestmark = NEEDS_COMPILER
@@ -13,8 +14,8 @@ pytestmark = NEEDS_COMPILER
 
 @BOTH_KINDS
 @pytest.mark.parametrize("p", [0.1, 0.5])
-def test_output_and_gradients_given_the_mask(additive, p, monkeypatch):
-    check_given_the_mask(Configuration(additive=additive, queries=37, keys=70), p, "cpu", monkeypatch)
+def test_output_and_gradients_under_dropout(additive, p):
+    check_dropout(Configuration(additive=additive, queries=37, keys=70), p, "cpu")
 
 
 def weights(p: float) -> torch.Tensor:
@@ -49,3 +50,27 @@ def test_the_seed_is_torchs():
 
 def test_everything_dropped_is_zero():
     assert not weights(1.0).any()
+
+
+@pytest.mark.parametrize("relative_size", [None, 4])
+def test_checkpointing_repeats_the_dropout_of_its_forward(relative_size):
+    """Without gradients forward runs in the kernel; a bias that learns is repeated in the reference."""
+    torch.manual_seed(0)
+    attention = WindowAttention(16, 2, dropout=0.5, relative_size=relative_size)
+    bias = torch.nn.Parameter(torch.randn(6, 6)) if relative_size is None else None
+    learned = [*attention.parameters(), *([] if bias is None else [bias])]
+    x = torch.randn(2, 6, 16, requires_grad=True)
+
+    def run(x):
+        return attention(x, x, x, attn_mask=bias, need_weights=False)[0]
+
+    def output_and_gradients(run):
+        torch.manual_seed(1)
+        for parameter in learned:
+            parameter.grad = None
+        out = run(x)
+        out.square().sum().backward()
+        return [out, *(parameter.grad for parameter in learned)]
+
+    plain = output_and_gradients(run)
+    torch.testing.assert_close(output_and_gradients(lambda x: checkpoint(run, x, use_reentrant=True)), plain)

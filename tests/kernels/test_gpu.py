@@ -5,7 +5,7 @@ import torch
 
 from diffwindow import WindowAttention, ops
 from samples.configurations import Configuration, call, check, draw, leaves, output_and_gradients
-from samples.dropout import check_given_the_mask
+from samples.dropout import check_dropout
 
 pytestmark = [
     pytest.mark.gpu,
@@ -65,9 +65,9 @@ def test_random_configurations(start):
 
 
 @KINDS
-def test_dropout_is_that_of_the_cpu(additive, monkeypatch):
+def test_dropout_is_that_of_the_reference(additive):
     config = Configuration(additive=additive, device="cuda", queries=70, keys=130)
-    check_given_the_mask(config, 0.3, "triton", monkeypatch)
+    check_dropout(config, 0.3, "triton")
 
 
 @KINDS

@@ -17,7 +17,7 @@ from samples.configurations import (
     output_and_gradients,
     tensors,
 )
-from samples.dropout import check_given_the_mask
+from samples.dropout import check_dropout
 
 triton_launch = pytest.importorskip("diffwindow.kernels.triton_launch", reason="triton is not installed")
 from diffwindow.kernels import (  # noqa: E402
@@ -118,9 +118,9 @@ def test_strides_are_counted_in_eights_where_triton_would_not_see_them():
 
 
 @KINDS
-def test_output_and_gradients_given_the_dropout_mask(additive, monkeypatch):
+def test_output_and_gradients_under_dropout(additive):
     config = Configuration(additive=additive, **(SMALL | {"batch": 2}))
-    check_given_the_mask(config, 0.3, "triton", monkeypatch)
+    check_dropout(config, 0.3, "triton")
 
 
 @KINDS

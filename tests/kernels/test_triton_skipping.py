@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from samples.configurations import Configuration, call, check, leaves, tensors
-from samples.dropout import check_given_the_mask
+from samples.dropout import check_dropout
 
 pytest.importorskip("diffwindow.kernels.triton_launch", reason="triton is not installed")
 from triton.runtime import interpreter
@@ -206,9 +206,9 @@ def test_a_row_cut_to_nothing_is_zero_with_zero_gradients(normalize):
 
 
 @pytest.mark.parametrize("kind", CALLS)
-def test_output_and_gradients_given_the_dropout_mask(kind, monkeypatch):
+def test_output_and_gradients_under_dropout(kind):
     config = Configuration(additive=kind == "additive", **(SMALL | {"spread": 1.0}))
-    check_given_the_mask(config, 0.3, "triton", monkeypatch, **CALLS[kind])
+    check_dropout(config, 0.3, "triton", **CALLS[kind])
 
 
 @pytest.mark.filterwarnings("ignore:All-NaN slice", "ignore:overflow encountered in exp2")

@@ -92,12 +92,11 @@ def window_attention(
     boundaries: Boundaries,
     local: tuple[Tensor, Tensor] | None,
     options: Options,
+    seed: Tensor | None,
     backend: str,
 ) -> Tensor:
-    """Run window attention in a backend: multiplicative unless `local` is given."""
+    """Run window attention in a backend: multiplicative unless `local` is given; dropout needs a seed."""
     q_local, k_local = local or (None, None)
-    # Drawn from torch's generator, so that torch.manual_seed repeats it.
-    seed = torch.randint(2**63 - 1, (), device=q.device) if options.dropout_p > 0 else None
     call = Call(
         q, k, v, *boundaries, q_local, k_local, options.attn_mask, options.attn_bias, options.segment_origin,
         seed, options.is_causal, options.segment_size, options.expectation == "exact", options.scale,
@@ -180,10 +179,6 @@ def _keep_for_second(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ..
 def _differentiate_twice(ctx: Any, *grad_grads: Tensor) -> tuple[Tensor | None, ...]:
     grad, *tensors = ctx.saved_tensors
     call = Call(*tensors, *ctx.rest)
-    if call.dropout_p > 0:
-        raise NotImplementedError(
-            'the fused kernels have no second derivative with dropout; use impl="reference"'
-        )
     if _reference is None:
         raise NotImplementedError("second derivatives need diffwindow.ops, which computes them")
     # Inputs stay connected to their graph, so that derivatives of any order are right.
