@@ -5,7 +5,22 @@ import copy
 import pytest
 import torch
 import transformers
-from tiny import MODELS, bert, gpt2, inputs_of, mistral, model_of, open_windows, outputs_of, plan_of, tokens
+from tiny import (
+    MODELS,
+    bert,
+    gemma2,
+    gpt2,
+    gpt_oss,
+    inputs_of,
+    llama,
+    mamba,
+    mistral,
+    model_of,
+    open_windows,
+    outputs_of,
+    plan_of,
+    tokens,
+)
 from torch import nn
 from torch.testing import assert_close
 
@@ -200,6 +215,9 @@ def xlnet():
         ),
         (lambda: mistral(4), "Dec(AW,Seg)", "has a sliding window of 4 keys"),
         (xlnet, "Enc(AW)", "get_interface, as Bert's do"),
+        (gemma2, "Dec(AW)", "(Gemma2Attention) has a cap on its scores (attn_logit_softcapping)"),
+        (gpt_oss, "Dec(AW)", "(GptOssAttention) has learned sinks (sinks)"),
+        (mamba, "Dec(AW)", "MambaForCausalLM has no attention that windows could be added to"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:the paper has no segments in decoder")
@@ -210,6 +228,42 @@ def test_what_cannot_be_done_is_said_and_changes_nothing(build, attention, messa
         add_windows(model, attention)
     assert message in str(caught.value)
     assert ([type(module) for module in model.modules()], model.config._attn_implementation) == before
+
+
+def test_a_model_on_disk_is_refused(tmp_path):
+    """No weight of it is in memory, as in a model that has none yet."""
+    llama().save_pretrained(tmp_path / "model")
+    model = transformers.LlamaForCausalLM.from_pretrained(
+        tmp_path / "model", device_map={"": "disk"}, offload_folder=tmp_path / "offloaded"
+    )
+    with pytest.raises(ValueError, match="the weights of a LlamaAttention are offloaded; load the model"):
+        add_windows(model, "Dec(AW)")
+
+
+def test_models_on_one_config_do_not_share_their_windows(tmp_path):
+    config = bert().config
+    first, second, plain = (transformers.BertForMaskedLM(config) for _ in range(3))
+    add_windows(first, "Enc(AW)")
+    add_windows(second, "Enc(MW)")
+    derived = transformers.BertForMaskedLM(second.config)
+    for model in (first, derived):
+        remove_windows(model)
+    assert (plain.config._attn_implementation, hasattr(plain.config, "diffwindow")) == ("sdpa", False)
+    assert first.config._attn_implementation == "sdpa"
+    outputs_of("bert", second)
+    save_windows(second, tmp_path)
+    assert second.config.diffwindow["plan"] == "Enc(MW,Gate)"
+
+
+def test_removal_restores_the_implementation_of_each_part():
+    model = model_of("t5")
+    model.encoder.set_attn_implementation("eager")
+    parts = (model, model.encoder, model.decoder)
+    before, outputs = [part.config._attn_implementation for part in parts], outputs_of("t5", model)
+    assert set(before) == {"eager", "sdpa"}
+    remove_windows(add_windows(model, plan_of("t5")))
+    assert [part.config._attn_implementation for part in parts] == before
+    assert torch.equal(outputs_of("t5", model), outputs)
 
 
 def test_a_compiled_model_is_not_taken_for_one_without_windows():

@@ -90,6 +90,30 @@ def qwen3():
     return t.Qwen3ForCausalLM(t.Qwen3Config(**SIZES, num_key_value_heads=2, head_dim=6))
 
 
+def deepseek():
+    """A model whose values are narrower than its queries and keys."""
+    config = t.DeepseekV3Config(
+        **SIZES, num_key_value_heads=4, moe_intermediate_size=8, n_routed_experts=4, n_group=2, topk_group=1,
+        num_experts_per_tok=2, kv_lora_rank=8, q_lora_rank=8, qk_rope_head_dim=4, qk_nope_head_dim=6,
+        v_head_dim=5, first_k_dense_replace=2,
+    )  # fmt: skip
+    return t.DeepseekV3ForCausalLM(config)
+
+
+def gemma2():
+    return t.Gemma2ForCausalLM(t.Gemma2Config(**SIZES, num_key_value_heads=2, head_dim=4))
+
+
+def gpt_oss():
+    return t.GptOssForCausalLM(
+        t.GptOssConfig(**SIZES, num_key_value_heads=2, head_dim=4, num_local_experts=2)
+    )
+
+
+def mamba():
+    return t.MambaForCausalLM(t.MambaConfig(vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=1))
+
+
 def bart():
     return t.BartForConditionalGeneration(t.BartConfig(**BART))
 
@@ -131,6 +155,7 @@ MODELS = {
     "mistral": (mistral, ("Dec",)),
     "qwen2": (qwen2, ("Dec",)),
     "qwen3": (qwen3, ("Dec",)),
+    "deepseek": (deepseek, ("Dec",)),
     "bart": (bart, ("Enc", "Cr", "Dec")),
     "marian": (marian, ("Enc", "Cr", "Dec")),
     "m2m100": (m2m100, ("Enc", "Cr", "Dec")),

@@ -132,13 +132,13 @@ class GlobalAttention(StackedAttention):
 def plain_attention(
     q: Float[Tensor, "b h q e"],
     k: Float[Tensor, "b h k e"],
-    v: Float[Tensor, "b h k e"],
+    v: Float[Tensor, "b h k w"],
     visibility: Visibility,
     bias: Tensor | None = None,
     *,
     dropout_p: float = 0.0,
     scale: float | None = None,
-) -> Float[Tensor, "b h q e"]:
+) -> Float[Tensor, "b h q w"]:
     """Attend in PyTorch's fused attention to what `visibility` shows; `bias` is one more bias or mask."""
     # PyTorch's own causal mask is faster than an explicit one
     plain = visibility.attn_mask is None and visibility.attn_bias is None and bias is None

@@ -37,7 +37,7 @@ FAMILIES: dict[str, Family] = {
 CROSS_NAMES = ("cross", "encoder_attn", "encdec")
 # What attention modules, or their configs, call the number of heads and the width of one.
 NUM_HEADS = ("num_attention_heads", "num_heads", "n_heads", "n_head")
-HEAD_DIMS = ("head_dim", "attention_head_size", "key_value_proj_dim")
+HEAD_DIMS = ("qk_head_dim", "head_dim", "attention_head_size", "key_value_proj_dim")
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,13 @@ def attention_places(model: nn.Module) -> dict[Role, list[Place]]:
             f"diffwindow.hf.FAMILIES[{model_type!r}] = Family(self_attention='self_attn')"
         )
     return places
+
+
+def check_has_attention(model: nn.Module) -> None:
+    """Raise for a model without any attention, such as Mamba."""
+    names = (f"{name} {type(module).__name__}".lower() for name, module in model.named_modules())
+    if not any("attention" in name or "attn" in name for name in names):
+        raise ValueError(f"{type(model).__name__} has no attention that windows could be added to")
 
 
 def _attentions(model: nn.Module, family: Family | None) -> Iterator[tuple[str, nn.Module, bool]]:

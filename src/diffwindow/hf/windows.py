@@ -1,15 +1,16 @@
 """Add windows to transformers models, take them out, and say where they are."""
 
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from diffwindow.attention.window_attention import WindowAttention
 from diffwindow.hf.attention import CHILD, IMPLEMENTATION, check_implementation, register
-from diffwindow.hf.families import Place, attention_places
+from diffwindow.hf.families import Place, attention_places, check_has_attention
 from diffwindow.models import added_windows
 from diffwindow.models.added_windows import Layers, WindowInit, planned, window_plan
 from diffwindow.models.pretrained import PretrainedModel
@@ -18,6 +19,8 @@ from diffwindow.notation import Plan
 
 # The attribute of a model's config that says which windows it has: it is saved with the model.
 RECORD = "diffwindow"
+# Attributes of attention modules that change scores in ways that windows do not know.
+SCORE_CHANGES = {"attn_logit_softcapping": "a cap on its scores", "sinks": "learned sinks"}
 M = TypeVar("M", bound=nn.Module)
 
 
@@ -51,6 +54,7 @@ def add_windows(
     plan = window_plan(attention, layers=layers, boundary_dim=boundary_dim, init=init)
     if any(_windows(model)):
         raise ValueError(f"{type(model).__name__} has windows already; remove_windows takes them out")
+    check_has_attention(model)
     _check_interface(model)
     places = attention_places(model)
     by_module = {id(place.module): place for of_role in places.values() for place in of_role}
@@ -59,6 +63,7 @@ def add_windows(
     built = []
     for (module, name), chosen in planned(plan, slots):
         place = by_module[id(module)]
+        _check_scores(place)
         _check_segments(place, chosen.segment_size)
         window = WindowAdapter(
             chosen, place.num_heads, place.head_dim, window_tolerance=window_tolerance, init=init
@@ -67,15 +72,19 @@ def add_windows(
     for module, name, window in built:
         module.add_module(name, window)
         module.register_forward_pre_hook(check_implementation)
+    _copy_configs(model)
     record = {
         "plan": str(plan),
         "init": init,
         "window_tolerance": window_tolerance,
-        "before": model.config._attn_implementation,
+        "before": {name: config._attn_implementation for name, config in _configs(model)},
     }
     setattr(model.config, RECORD, record)
     register()
-    _set_implementation(model, IMPLEMENTATION)
+    model.set_attn_implementation(IMPLEMENTATION)
+    # parts of a model may keep configs of their own
+    for _, config in _configs(model):
+        config._attn_implementation = IMPLEMENTATION
     return model
 
 
@@ -84,15 +93,18 @@ def remove_windows(model: M) -> M:
     check_unwrapped(model)
     if not isinstance(model, PreTrainedModel):
         return added_windows.remove_windows(model)
-    for module in [module for _, module, _ in _windows(model)]:
+    _copy_configs(model)
+    record = vars(model.config).pop(RECORD, None)
+    windowed = [module for _, module, _ in _windows(model)]
+    for module in windowed:
         delattr(module, CHILD)
         hooks = module._forward_pre_hooks
         for key in [key for key, hook in hooks.items() if hook is check_implementation]:
             del hooks[key]
-    record = getattr(model.config, RECORD, None)
-    if record is not None:
-        delattr(model.config, RECORD)
-        _set_implementation(model, record["before"] or "sdpa")
+    if windowed and record is not None:
+        # parents come first: setting the implementation of a config sets those inside it, too
+        for name, config in _configs(model):
+            config._attn_implementation = record["before"].get(name, config._attn_implementation)
     return model
 
 
@@ -196,13 +208,27 @@ def check_unwrapped(model: nn.Module) -> None:
             )
 
 
-def _set_implementation(model: PreTrainedModel, implementation: str) -> None:
-    """Set the implementation everywhere, also in configs that parts of a model keep as copies."""
-    model.set_attn_implementation(implementation)
+def _configs(model: PreTrainedModel) -> Iterator[tuple[str, PreTrainedConfig]]:
+    """Yield the configs that a model and its parts hold, each once, with the name of the attribute."""
+    seen = set()
+    for module_name, module in model.named_modules():
+        for name, config in vars(module).items():
+            waiting = [(f"{module_name}.{name}".removeprefix("."), config)]
+            while waiting:
+                path, config = waiting.pop(0)
+                if isinstance(config, PreTrainedConfig) and id(config) not in seen:
+                    seen.add(id(config))
+                    yield path, config
+                    waiting += [(f"{path}.{key}", getattr(config, key, None)) for key in config.sub_configs]
+
+
+def _copy_configs(model: PreTrainedModel) -> None:
+    """Give a model configs of its own: other models may have been built on the same objects."""
+    copies: dict[int, Any] = {}
     for module in model.modules():
-        config = getattr(module, "config", None)
-        if getattr(config, "_attn_implementation", implementation) != implementation:
-            cast(Any, config)._attn_implementation = implementation
+        for name, value in list(vars(module).items()):
+            if isinstance(value, PreTrainedConfig):
+                setattr(module, name, copy.deepcopy(value, copies))
 
 
 def _check_interface(model: PreTrainedModel) -> None:
@@ -212,6 +238,16 @@ def _check_interface(model: PreTrainedModel) -> None:
             f"{type(model).__name__} does not call its attention through transformers' attention interface; "
             "to take windows, its modules have to use ALL_ATTENTION_FUNCTIONS.get_interface, as Bert's do"
         )
+
+
+def _check_scores(place: Place) -> None:
+    """Raise for an attention that does more to its scores than windows know."""
+    for name, meaning in SCORE_CHANGES.items():
+        if getattr(place.module, name, None) is not None:
+            raise ValueError(
+                f"{place.name} ({type(place.module).__name__}) has {meaning} ({name}), which windows do not "
+                "support; choose other layers or another model"
+            )
 
 
 def _check_segments(place: Place, segment_size: int) -> None:
@@ -228,7 +264,9 @@ def _like(window: WindowAdapter, module: nn.Module, model: PreTrainedModel) -> W
     """Put a window on the device of its attention module, in its type and mode."""
     weights = [p for p in module.parameters() if p.is_floating_point()]
     like: Any = weights[0] if weights else cast(Any, model)
-    if like.device.type == "meta" and any(p.device.type != "meta" for p in model.parameters()):
+    # a model on the meta device that was not dispatched will get its weights later
+    offloaded = hasattr(model, "hf_device_map") or any(not p.is_meta for p in model.parameters())
+    if like.device.type == "meta" and offloaded:
         raise ValueError(
             f"the weights of a {type(module).__name__} are offloaded; load the model without offloading "
             "to add windows"
