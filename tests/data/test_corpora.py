@@ -1,3 +1,4 @@
+import html
 from dataclasses import replace
 
 import pytest
@@ -101,6 +102,21 @@ def test_both_sides_come_from_one_folder(tmp_path):
     (folder / "train.de.gz").unlink()
     with pytest.raises(ValueError, match=r"holds multi30k/raw/train\.en, but not multi30k/raw/train\.de \("):
         recipe_of("multi30k-en-de", tmp_path)
+
+
+def test_text_that_was_tokenised_is_stored_as_it_was_and_new_text_is_tokenised_alike(tmp_path):
+    lines = {
+        "en": "a man &apos;s dog , on t-shirts .",
+        "de": "ein jünger &quot; hund &quot; .",
+    }
+    for name in ("train", "val", "test_2016_flickr"):
+        for side, line in lines.items():
+            (tmp_path / f"{name}.lc.norm.tok.{side}").write_text(f"{line}\n", encoding="utf-8")
+    recipe = recipe_of("multi30k-tok-en-de", tmp_path)
+    store = prepare(recipe, tmp_path / "store")
+    stored = {name: store.tokenizer.decode(ids[0]) for name, ids in store.split("test").sequences.items()}
+    assert stored == {"source": html.unescape(lines["en"]), "target": html.unescape(lines["de"])}
+    assert next(recipe.splits["test"].read(Audit()))["source"] == "a man's dog, on t-shirts."
 
 
 def test_lm1b_shards(tmp_path):

@@ -10,6 +10,7 @@ from diffwindow.data.prepare import prepare
 ROWS = {
     "multi30k-en-de": {"train": 29_000, "valid": 1_014, "test": 1_000, "test2017": 1_000, "mscoco": 461},
     "multi30k-en-fr": {"train": 29_000, "valid": 1_014, "test": 1_000, "test2017": 1_000, "mscoco": 461},
+    "multi30k-tok-en-de": {"train": 29_000, "valid": 1_014, "test": 1_000, "test2017": 1_000, "mscoco": 461},
     "sst2": {"train": 77_616, "valid": 872, "test": 1_821},
     "sst5": {"train": 159_274, "valid": 1_101, "test": 2_210},
     "sva": {"train": 68_476, "valid": 8_444, "test": 8_602},

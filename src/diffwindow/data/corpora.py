@@ -6,7 +6,7 @@ A preset is what the corpus changes in the preset of its task. It is plain data:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -24,11 +24,16 @@ def one_line(text: str) -> str:
     return " ".join(text.replace("\t", " ").splitlines())
 
 
-def _parallel(names: dict[str, str], *folders: str, optional: tuple[str, ...] = ()) -> dict[str, Files]:
+def _parallel(
+    names: dict[str, str],
+    *folders: str,
+    optional: tuple[str, ...] = (),
+    reader: Callable[..., Iterator[Row]] = readers.parallel_files,
+) -> dict[str, Files]:
     """Return the splits of two files `name.language` each, in one of the folders."""
     return {
         split: Files(
-            readers.parallel_files,
+            reader,
             tuple(f"{folder}{name}.{{side}}" for folder in (*folders, "")),
             optional=split in optional,
         )
@@ -87,6 +92,15 @@ _SMALL_TRANSLATOR = {
 }
 
 
+_MULTI30K = {
+    "train": "train",
+    "valid": "val",
+    "test": "test_2016_flickr",
+    "test2017": "test_2017_flickr",
+    "mscoco": "test_2017_mscoco",
+}
+
+
 def _multi30k(target: str, *, hub: Hub | None = None) -> Corpus:
     return Corpus(
         f"multi30k-en-{target}",
@@ -96,24 +110,28 @@ def _multi30k(target: str, *, hub: Hub | None = None) -> Corpus:
         size="29,000 pairs",
         licence="non-commercial research",
         origin="https://github.com/multi30k/dataset (data/task1/raw)",
-        splits=_parallel(
-            {
-                "train": "train",
-                "valid": "val",
-                "test": "test_2016_flickr",
-                "test2017": "test_2017_flickr",
-                "mscoco": "test_2017_mscoco",
-            },
-            "multi30k/raw/",
-            "raw/",
-            optional=("test2017", "mscoco"),
-        ),
+        splits=_parallel(_MULTI30K, "multi30k/raw/", "raw/", optional=("test2017", "mscoco")),
         languages=_english_to(target),
         hub=hub,
         preset={
             "model": _SMALL_TRANSLATOR,
             "train": {"max_updates": 6_000, "warmup": 1_000, "valid_every": 500, "save_every": 500},
         },
+    )
+
+
+def _multi30k_tokenized() -> Corpus:
+    raw = _multi30k("de")
+    names = {split: f"{name}.lc.norm.tok" for split, name in _MULTI30K.items()}
+    reader = partial(readers.tokenized_files, languages=("en", "de"))
+    return replace(
+        raw,
+        name="multi30k-tok-en-de",
+        vocabulary=Vocabulary("bpe", 10_000),
+        use="translation, small, lower-cased as in most papers",
+        origin="https://github.com/multi30k/dataset (data/task1/tok)",
+        splits=_parallel(names, "multi30k/tok/", "tok/", optional=("test2017", "mscoco"), reader=reader),
+        moses=True,
     )
 
 
@@ -310,6 +328,7 @@ _ALL = (
     _wmt14("fr", "36 to 41 M pairs", 40_000, 150_000),
     _multi30k("de", hub=Hub("bentrevett/multi30k", None, _OFFICIAL, lambda row, side: one_line(row[side]))),
     _multi30k("fr"),
+    _multi30k_tokenized(),
     _tatoeba("de", "169,000 pairs"),
     _tatoeba("fr", "167,000 pairs"),
     _sst("sst2", "sentiment (the paper)", "6,920 sentences, 77,616 phrases", "binary"),

@@ -25,6 +25,7 @@ from diffwindow.data.lines import (
     table_rows,
     text_lines,
 )
+from diffwindow.data.tokenizer import moses_detokenizer
 
 Blank = Literal["keep", "error"]
 SentimentLabels = Literal["binary", "five"]
@@ -63,6 +64,13 @@ def parallel_files(source: Path, target: Path, audit: Audit) -> Iterator[Row]:
         first, second = decoded(left, source, number, audit), decoded(right, target, number, audit)
         if first is not None and second is not None:
             yield from _pair(first, second, (source, target), number, audit)
+
+
+def tokenized_files(source: Path, target: Path, audit: Audit, *, languages: tuple[str, str]) -> Iterator[Row]:
+    """Yield {source, target} of two line-aligned files that Moses tokenised, as plain text."""
+    plain_source, plain_target = map(moses_detokenizer, languages)
+    for row in parallel_files(source, target, audit):
+        yield {"source": plain_source(str(row["source"])), "target": plain_target(str(row["target"]))}
 
 
 def parallel_tsv(path: Path, audit: Audit) -> Iterator[Row]:

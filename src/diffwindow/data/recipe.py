@@ -182,7 +182,10 @@ class Hub:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Everything that is known of a corpus; `generate` makes the rows of one without files."""
+    """Everything that is known of a corpus; `generate` makes the rows of one without files.
+
+    With `moses`, its texts are Moses-tokenised by their languages.
+    """
 
     name: str
     task: str
@@ -193,6 +196,7 @@ class Corpus:
     origin: str
     splits: dict[str, Files] = field(default_factory=dict)
     languages: dict[str, str] = field(default_factory=dict)
+    moses: bool = False
     labels: tuple[str, ...] = ()
     hub: Hub | None = None
     preset: Settings = field(default_factory=dict)
@@ -221,7 +225,13 @@ class Corpus:
 
     def _recipe(self, splits: dict[str, Source]) -> Recipe:
         return Recipe(
-            self.name, self.task, splits, self.vocabulary, languages=self.languages, labels=self.labels
+            self.name,
+            self.task,
+            splits,
+            self.vocabulary,
+            moses=self.languages if self.moses else {},
+            languages=self.languages,
+            labels=self.labels,
         )
 
     def _source(self, root: Path, files: Files) -> Source:
