@@ -140,6 +140,15 @@ def test_language_models_get_a_perplexity(tmp_path):
     assert json.loads((job.folder / RESULT).read_text(encoding="utf-8"))["value"] > 1.0
 
 
+def test_a_run_that_stopped_early_has_the_updates_that_it_made(tmp_path):
+    (job,) = _jobs("table5", ["sva"], ["Global"], tmp_path)
+    # nothing is learned, so the second validation is no better than the first
+    stopping = ("train.lr=1e-12", "train.valid_every=1", "train.patience=1")
+    job = replace(job, row=replace(job.row, overrides=stopping))
+    assert run(job) is None, (job.folder / "output.txt").read_text()
+    assert json.loads((job.folder / RESULT).read_text(encoding="utf-8"))["updates"] == 2
+
+
 def test_further_test_sets_have_sections_of_their_own(tmp_path):
     (job,) = _jobs("table6", [], ["Global"], tmp_path)
     # a corpus has some of the sets: here one that every corpus has stands for them

@@ -25,7 +25,8 @@ Names = Annotated[str, typer.Option(metavar="KEY[;KEY]…", help="Only these; se
 def reproduce(
     table: Annotated[str, typer.Argument(help="A table of `diffwindow reproduce list`, or `list`.")],
     scale: Annotated[
-        str, typer.Option(help="paper: its own settings; mini: two cores; smoke: seconds.")
+        str,
+        typer.Option(help="paper: its own settings; trained: to the end; mini: two cores; smoke: seconds."),
     ] = "mini",
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds, counted from 1.")] = 1,
     out: Annotated[Path, typer.Option(help="Folder of runs, corpora and reports.")] = Path("reproduced"),
@@ -170,7 +171,7 @@ def _list() -> None:
                 costs = [cost(experiment, row) for row in table.rows]
                 core, gpu = sum(one.core_hours for one in costs), sum(one.gpu_hours for one in costs)
                 print(
-                    f"    {scale.name:5} {experiment.store_name}: {len(costs)} rows of {costs[0].updates:,} "
+                    f"    {scale.name:7} {experiment.store_name}: {len(costs)} rows of {costs[0].updates:,} "
                     f"updates; one seed takes {format_hours(core)} on a core or {format_hours(gpu)} on a GPU"
                 )
         print("  rows " + "; ".join(row.key for row in table.rows))

@@ -99,9 +99,10 @@ def _run(job: Job) -> Result:
     from diffwindow.decoding.translate import Search
     from diffwindow.evaluation.evaluate import evaluate
     from diffwindow.models.build import count_parameters
+    from diffwindow.models.weights import verify
     from diffwindow.tasks.trained_model import Trained
     from diffwindow.training.overrides import resolve
-    from diffwindow.training.run_folder import Run
+    from diffwindow.training.run_folder import MODEL, Run
     from diffwindow.training.train import train
 
     flags = {"attention": job.row.attention, "train.seed": job.seed, "data.path": str(job.store.resolve())}
@@ -136,7 +137,7 @@ def _run(job: Job) -> Result:
             split: {"value": figure(job.column, metrics[split]), "metrics": metrics[split]} for split in also
         },
         "parameters": count_parameters(trained.model.config),
-        "updates": config.train.max_updates,
+        "updates": verify(job.folder / MODEL)["update"],
         "updates_per_s": _speed(job.folder),
         "seconds_of_last_start": round(time.monotonic() - started, 1),
         "nice": os.nice(0),
