@@ -142,3 +142,37 @@ def test_a_flipped_bit_in_a_model_is_told(runs, run, tmp_path, name):
     code, out, err = run("evaluate", folder, "--data", runs / "plain/data")
     assert (code, out) == (2, "")
     assert err == f"diffwindow: {folder / name} is damaged\n"
+
+
+@pytest.mark.parametrize("what", ["text", "list of labels"])
+def test_a_replaced_corpus_is_told(runs, run, tmp_path, what):
+    copy = shutil.copytree(runs / "plain", tmp_path / "run")
+    manifest = copy / "data/manifest.json"
+    written = json.loads(manifest.read_text())
+    if what == "text":
+        # a corpus that the model can read, but was not trained on
+        shutil.rmtree(copy / "data")
+        own = copy / "model/tokenizer.json"
+        words = (
+            "prepare",
+            "agreement",
+            "--rows",
+            200,
+            "--seed",
+            5,
+            "--tokenizer",
+            own,
+            "--out",
+            copy / "data",
+        )
+        assert run(*words)[0] == 0
+    else:
+        written["settings"]["labels"].reverse()
+        manifest.write_text(json.dumps(written))
+    code, _, err = run("evaluate", copy)
+    assert code == 2
+    assert (
+        f"{copy / 'data'} has another {what} than the corpus that {copy} was trained on; put that back" in err
+    )
+    # asked for by name, it is only another test set
+    assert run("evaluate", copy, "--data", copy / "data")[0] == 0

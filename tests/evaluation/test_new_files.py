@@ -8,6 +8,7 @@ from diffwindow.data.recipe import Recipe
 from diffwindow.decoding.translate import Search
 from diffwindow.evaluation.evaluate import evaluate, score_texts
 from diffwindow.evaluation.new_files import NewFiles, new_store
+from diffwindow.models.pretrained import TOKENIZER
 from diffwindow.tasks.registry import model_config, task_of
 from diffwindow.tasks.trained_model import Trained
 
@@ -96,3 +97,21 @@ def test_mistakes_are_one_sentence(classifier, tmp_path):
         new_store(trained, NewFiles(labels=unseen)),
     ):
         pass
+
+
+def test_labels_of_a_store_are_matched_by_name(tmp_path):
+    labels = ["bad", "good", "mixed", "mixed"]
+    rows = ["text\tlabel", *(f"{text}\t{label}" for text, label in zip(SENTENCES, labels, strict=True))]
+    trained, _ = saved(labelled_recipe({"train": write(tmp_path / "a.tsv", rows)}), tmp_path)
+    few = write(tmp_path / "few.tsv", [row for row in rows if "good" not in row])
+    store = prepare(labelled_recipe({"test": few}), tmp_path / "few", tokenizer=trained.folder / TOKENIZER)
+    assert (store.labels, trained.classes_of(store)) == (("bad", "mixed"), (0, 2))
+    found = evaluate(trained, trained.task(store), "test", Search()).metrics
+    with new_store(trained, NewFiles(labels=few)) as same:
+        assert found == evaluate(trained, trained.task(same), "test", Search()).metrics
+    other = write(tmp_path / "other.tsv", [row.replace("mixed", "so so") for row in rows])
+    store = prepare(
+        labelled_recipe({"test": other}), tmp_path / "other", tokenizer=trained.folder / TOKENIZER
+    )
+    with pytest.raises(ValueError, match=r"has the label 'so so', but .* was trained with bad, good, mixed;"):
+        trained.task(store)

@@ -5,6 +5,9 @@ import shutil
 import pytest
 import torch
 
+from diffwindow.data.own_files import labelled_recipe
+from diffwindow.data.prepare import prepare
+from diffwindow.models.pretrained import TOKENIZER
 from diffwindow.tasks.trained_model import Trained
 from diffwindow.training.overrides import resolve
 from diffwindow.training.run_folder import Run
@@ -113,3 +116,27 @@ def test_another_vocabulary_is_refused(plain, tmp_path):
     train(resolve("reorder", [*SMALL, *SHORT, "data.seed=7", "data.rows=40"]), tmp_path / "other")
     with pytest.raises(ValueError, match="has another vocabulary than"):
         fine_tuned(plain, tmp_path / "run", **{"data.path": str(tmp_path / "other/data")})
+
+
+def test_the_head_of_a_classifier_follows_the_names_of_the_labels(tmp_path):
+    def prepared(name, labels, **options):
+        (tmp_path / f"{name}.tsv").write_text("".join(f"a {label} film\t{label}\n" * 4 for label in labels))
+        return prepare(labelled_recipe({"train": tmp_path / f"{name}.tsv"}), tmp_path / name, **options)
+
+    def trained(name, store, *overrides, **values):
+        values["data.path"] = str(store.folder)
+        train(
+            resolve("classification", [*SHORT, "train.valid_every=null", *overrides], values), tmp_path / name
+        )
+        return Trained.load(tmp_path / name)
+
+    first = trained("first", prepared("all", ["bad", "good", "mixed"]), *SMALL[1:])
+    own = first.folder / TOKENIZER
+    start = {"start": str(tmp_path / "first")}
+    second = trained("second", prepared("two", ["bad", "mixed"], tokenizer=own), *STILL, **start)
+    assert second.labels == ("bad", "mixed")
+    tokens = torch.tensor(first.encode(["a mixed film"], "text"))
+    with torch.no_grad():
+        torch.testing.assert_close(second.model(tokens), first.model(tokens)[:, [0, 2]])
+    with pytest.raises(ValueError, match=r"has the label 'worse', but .* was trained with bad, good, mixed"):
+        trained("third", prepared("others", ["bad", "good", "worse"], tokenizer=own), *STILL, **start)

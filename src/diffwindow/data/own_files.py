@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -12,6 +12,7 @@ from diffwindow.data import readers
 from diffwindow.data.lines import Audit, CorpusError, NoColumnError
 from diffwindow.data.readers import ANY_COLUMNS, Columns
 from diffwindow.data.recipe import Recipe, Source, source_of
+from diffwindow.data.tokenizer import nfc
 
 # tables of labels show and keep a label's whole name; a longer one is probably a text in the wrong column
 MAX_LABEL = 200
@@ -34,8 +35,19 @@ def plain_text(*paths: Path) -> Source:
 
 def labelled_text(path: Path, labels: Sequence[str], columns: Columns = ANY_COLUMNS) -> Source:
     """Read labelled text; a label's number is its place in `labels`."""
-    numbers = {label: number for number, label in enumerate(labels)}
-    return source_of(partial(readers.labelled, columns=columns, labels=numbers), (path,))
+    return source_of(partial(readers.labelled, columns=columns, number=label_numbers(labels)), (path,))
+
+
+def label_numbers(names: Sequence[str]) -> Callable[[str], int | None]:
+    """Return a function from the name of a label, in any Unicode form, to its number, or None.
+
+    >>> number = label_numbers(["cafe\N{COMBINING ACUTE ACCENT}", "tea"])
+    >>> number("tea"), number("caf\N{LATIN SMALL LETTER E WITH ACUTE}"), number("milk")
+    (1, 0, None)
+    """
+    exact = {name: number for number, name in enumerate(names)}
+    composed = {nfc(name): number for name, number in exact.items()}
+    return lambda name: exact.get(name, composed.get(nfc(name)))
 
 
 def labelled_recipe(

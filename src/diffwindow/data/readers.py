@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 from pathlib import Path
@@ -111,13 +111,15 @@ _JSON_LINES = {".jsonl", ".ndjson", ".json"}
 USUAL_COLUMNS = {"text": ("text", "sentence"), "label": ("label",)}
 
 
-def labelled(path: Path, audit: Audit, *, columns: Columns, labels: Mapping[str, int]) -> Iterator[Row]:
-    """Yield {text, label} of a TSV, CSV or JSON-lines file, the label as its number."""
-    for number, text, label in labelled_cells(path, audit, columns):
-        if label in labels:
-            yield {"text": text, "label": labels[label]}
+def labelled(
+    path: Path, audit: Audit, *, columns: Columns, number: Callable[[str], int | None]
+) -> Iterator[Row]:
+    """Yield {text, label} of a TSV, CSV or JSON-lines file, the label as its `number`, if it has one."""
+    for line, text, label in labelled_cells(path, audit, columns):
+        if (found := number(label)) is None:
+            audit.bad(path, line, "a label that does not occur in training", repr(label))
         else:
-            audit.bad(path, number, "a label that does not occur in training", repr(label))
+            yield {"text": text, "label": found}
 
 
 def labelled_cells(path: Path, audit: Audit, columns: Columns) -> Iterator[tuple[int, str, str]]:

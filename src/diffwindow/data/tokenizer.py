@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -142,6 +143,11 @@ class Tokenizer:
             continued = not next_begins and i not in CONTROL
             shown.append(piece.removeprefix(" ") + ("@@" if continued else ""))
         return shown
+
+
+def nfc(text: str) -> str:
+    """Compose characters and their accents (Unicode NFC), so that a text has one spelling."""
+    return unicodedata.normalize("NFC", text)
 
 
 def moses_tokenizer(language: str) -> Callable[[str], str]:

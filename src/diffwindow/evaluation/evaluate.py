@@ -96,8 +96,8 @@ def _classification(trained: Trained, task: Classification, split: str, progress
         "loss": float(predictions.nll.mean()),
     }
     if task.store.manifest["settings"].get("labels"):
-        gold, names = task.gold(split), task.store.labels
-        metrics["by_label"] = {names[n]: asdict(group) for n, group in accuracy_by(right, gold).items()}
+        labels, names = columns["label"].astype(np.int64), task.store.labels
+        metrics["by_label"] = {names[n]: asdict(group) for n, group in accuracy_by(right, labels).items()}
     metrics["by_length"] = _by_size(right, task.lengths(split)[0])
     # -1 stands for a distance or a number of attractors that is not known
     if (known := columns.get("distance", np.array([-1])) >= 0).any():

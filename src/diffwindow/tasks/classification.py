@@ -40,7 +40,10 @@ class Predictions:
 
 @dataclass(frozen=True)
 class Classification:
-    """A labelled corpus and the model that classifies it; only the first `max_length` tokens are read."""
+    """A labelled corpus and the model that classifies it; only the first `max_length` tokens are read.
+
+    `classes` has the model's class of each label of the store, by number; None: they are the same.
+    """
 
     metrics: ClassVar[tuple[str, ...]] = ("loss", "accuracy")
     unit: ClassVar[str] = "examples"
@@ -50,6 +53,7 @@ class Classification:
     valid_tokens: int = 4096
     max_length: int | None = None
     class_weights: Literal["balanced"] | None = None
+    classes: tuple[int, ...] | None = None
 
     def build_model(self) -> Classifier:
         """Build the model, freshly initialised."""
@@ -61,13 +65,17 @@ class Classification:
         return [lengths if self.max_length is None else np.minimum(lengths, self.max_length)]
 
     def gold(self, split: str) -> NDArray[np.int64]:
-        """Return the right labels of a split."""
-        return self.store.split(split).columns["label"].astype(np.int64)
+        """Return the right classes of a split."""
+        return self._class_of(self.store.split(split).columns["label"].astype(np.int64))
+
+    def _class_of(self, labels: NDArray[np.int64]) -> NDArray[np.int64]:
+        return labels if self.classes is None else np.array(self.classes, np.int64)[labels]
 
     def collate(self, split: str, indices: np.ndarray) -> ClassificationBatch:
         """Pad texts to a batch."""
         rows = collate(self.store.split(split), indices)
-        return ClassificationBatch(len(indices), rows["text"][:, : self.max_length], rows["label"])
+        labels = torch.from_numpy(self._class_of(rows["label"].numpy()))
+        return ClassificationBatch(len(indices), rows["text"][:, : self.max_length], labels)
 
     def loss(self, model: nn.Module, batch: ClassificationBatch) -> Loss:
         """Return the cross-entropy of the labels."""

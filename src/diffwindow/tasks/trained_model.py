@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Self
 
+from diffwindow.data.own_files import label_numbers
 from diffwindow.data.recipe import check_language
 from diffwindow.data.store import Store
 from diffwindow.data.tokenizer import Tokenizer, moses_tokenizer
@@ -15,6 +16,7 @@ from diffwindow.models.build import MODELS, Model
 from diffwindow.models.classifier import Classifier
 from diffwindow.models.pretrained import CONFIG, TOKENIZER, read_fields
 from diffwindow.spelling import check_choice
+from diffwindow.tasks.classification import Classification
 from diffwindow.tasks.model_folder import Record, read_record
 from diffwindow.tasks.options import TaskOptions
 from diffwindow.tasks.registry import AnyTask, task_of
@@ -73,13 +75,33 @@ class Trained:
         return [list(ids) for ids in self.tokenizer.encode_batch([before(text.strip()) for text in texts])]
 
     def task(self, store: Store) -> AnyTask:
-        """Build the task of evaluating the model on a store, which must have its vocabulary."""
+        """Build the task of evaluating the model on a store, which must have its vocabulary and labels."""
         if self.vocabulary != store.manifest["tokenizer"]["sha256"]:
             raise ValueError(
                 f"{store.folder} has another vocabulary than {self.folder}; prepare it again with the "
                 f"tokenizer {self.folder / TOKENIZER}"
             )
-        return task_of(store, self.model.config, self.options)
+        classes = self.classes_of(store)
+        task = task_of(store, self.model.config, self.options)
+        return replace(task, classes=classes) if isinstance(task, Classification) else task
+
+    def classes_of(self, store: Store) -> tuple[int, ...] | None:
+        """Return the model's class of each label of a store, by name.
+
+        None if their labels are the same, or either has no names.
+        """
+        names = tuple(store.manifest["settings"].get("labels", ()))
+        named = self.labels and self.labels == self.record.labels
+        if not named or names in ((), self.labels):
+            return None
+        number = label_numbers(self.labels)
+        classes = {name: number(name) for name in names}
+        if unknown := [name for name, found in classes.items() if found is None]:
+            raise ValueError(
+                f"{store.folder} has the label {unknown[0]!r}, but {self.folder} was trained with "
+                f"{', '.join(self.labels)}; use a corpus with these labels"
+            )
+        return tuple(found for found in classes.values() if found is not None)
 
 
 def model_folder(run: Path) -> Path:

@@ -17,6 +17,8 @@ from diffwindow.training.draft import Draft
 
 # fields of a model's config that may differ from those of the model to start from
 FREE_FIELDS = {"dropout", "attention_dropout", "activation_dropout", "init", "window_tolerance"}
+# the weights of a classifier with a row per class
+HEAD = ("output.weight", "output.bias")
 
 
 def follow_start(draft: Draft) -> None:
@@ -52,13 +54,18 @@ def starting_model(task: AnyTask, start: Path) -> nn.Module:
     trained = Trained.load(start)
     # raises unless the vocabulary is the same
     trained.task(task.store)
-    source, config = trained.model, task.config
+    source, config, classes = trained.model, task.config, trained.classes_of(task.store)
+    free = FREE_FIELDS | {"attention"} | ({"num_classes"} if classes else set())
     for name in type(config).model_fields:
         before, now = getattr(source.config, name, None), getattr(config, name)
-        if before != now and name not in FREE_FIELDS | {"attention"}:
+        if before != now and name not in free:
             raise ValueError(f"model.{name}={now!r}, but the model of {start} has {before!r}; leave it out")
     model = task.build_model()
     if source.config.attention != config.attention:
         add_windows(source, config.attention)
-    model.load_state_dict(source.state_dict())
+    weights = source.state_dict()
+    if classes:
+        # the rows of the labels that the corpus has, in its order
+        weights |= {name: weights[name][list(classes)] for name in HEAD}
+    model.load_state_dict(weights)
     return model

@@ -93,13 +93,15 @@ class Run:
                 )
 
     def open_store(self, data: Path | None = None) -> Store:
-        """Open the corpus that the run was trained on, or another store."""
+        """Open the corpus that the run was trained on, or another store; raise if the former was replaced."""
         path = data or self._store_path()
         if not path.is_dir():
             raise ValueError(f"the corpus of {self.folder} is not at {path}; give its folder")
         store = Store.open(path)
         if store.task != self.config.task.kind:
             raise ValueError(f"{path} is for {store.task}, but {self.folder} is for {self.config.task.kind}")
+        if data is None and _begun(self.folder):
+            self._check_origin(store)
         return store
 
     def prepare_store(self, *, progress: Progress = SILENT) -> None:
@@ -126,22 +128,28 @@ class Run:
         """Return the run's task on a store."""
         return task_of(store, model_config(store, self.config.model_options), self.config.task.options)
 
-    def check_origin(self, store: Store) -> None:
-        """Record versions and corpus; raise if a resumed run recorded another corpus."""
+    def record_origin(self, store: Store) -> None:
+        """Record versions and corpus, unless a run that is resumed did."""
         path = self.folder / ORIGIN
-        corpus = corpus_hashes(store.manifest)
-        if path.exists() and _begun(self.folder):
-            before = read_json(path).get("corpus", {})
-            if not isinstance(before, dict):
-                raise ValueError(f"{path} is damaged: its corpus is {before!r}; delete it to resume without")
-            for name, what in (("tokenizer", "vocabulary"), ("splits", "text")):
-                if before.get(name) != corpus[name]:
-                    raise ValueError(
-                        f"{store.folder} has another {what} than the corpus that {self.folder} was trained "
-                        "on; use the same corpus, or choose another folder"
-                    )
+        if not (path.exists() and _begun(self.folder)):
+            write_json(path, {"corpus": _identity(store), "command": sys.argv, **versions()})
+
+    def _check_origin(self, store: Store) -> None:
+        """Raise if the run recorded another corpus."""
+        path = self.folder / ORIGIN
+        if not path.exists():
             return
-        write_json(path, {"corpus": corpus, "command": sys.argv, **versions()})
+        corpus, recorded = _identity(store), read_json(path).get("corpus", {})
+        if not isinstance(recorded, dict):
+            raise ValueError(f"{path} is damaged: its corpus is {recorded!r}; delete it to go on without")
+        # older runs recorded no labels
+        before = {"labels": corpus["labels"]} | recorded
+        for name, what in (("tokenizer", "vocabulary"), ("splits", "text"), ("labels", "list of labels")):
+            if before.get(name) != corpus[name]:
+                raise ValueError(
+                    f"{store.folder} has another {what} than the corpus that {self.folder} was trained "
+                    "on; put that back, or name another corpus or another run folder"
+                )
 
     def average(self, last: int, target: Path) -> list[int]:
         """Write the average of the last checkpoints to a model folder; return their updates.
@@ -174,6 +182,11 @@ class Run:
         if given and is_store(Path(given)):
             return Path(given)
         return self.folder / STORE
+
+
+def _identity(store: Store) -> dict[str, Any]:
+    """Return what tells a corpus from another: hashes of its tokenizer and splits, its labels."""
+    return {**corpus_hashes(store.manifest), "labels": list(store.labels)}
 
 
 def _begun(folder: Path) -> bool:

@@ -43,7 +43,7 @@ def train(config: Config, folder: Path, *, resume: bool = True, progress: Progre
                 run = Run.start(folder, config, resume=resume)
                 run.prepare_store(progress=progress)
                 prepared = run.open_store()
-                run.check_origin(prepared)
+                run.record_origin(prepared)
                 for split in {"train", "valid"} & prepared.splits.keys():
                     prepared.split(split)
         world.check_shared(folder)
