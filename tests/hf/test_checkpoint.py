@@ -49,6 +49,42 @@ def test_another_base_is_refused_unless_asked_for(saved):
     assert len(windows_of(load_windows(other, folder, check_base=False)).rows) == 4
 
 
+def test_a_base_that_differs_in_one_value_is_refused(saved):
+    """A last value of a parameter counts, and in fp32 a change that bf16 would not show."""
+    folder, _ = saved
+    other = model_of("t5")
+    with torch.no_grad():
+        other.shared.weight[-1, -1] *= 1 + 1e-6
+    with pytest.raises(ModelFileError, match="were trained on another base than this T5For"):
+        load_windows(other, folder)
+    # rounded, it is the same base
+    load_windows(other.bfloat16(), folder)
+
+
+def test_a_base_that_computes_something_else_from_the_same_weights_is_refused(tmp_path):
+    save_windows(add_windows(model_of("llama"), "Dec(AW)"), tmp_path)
+    other = model_of("llama")
+    other.config.attention_dropout = 0.5
+    load_windows(other, tmp_path)
+    other = model_of("llama")
+    other.config.rope_parameters["rope_theta"] = 5e5
+    with pytest.raises(
+        ModelFileError, match=r"a base with rope_parameters.rope_theta=10000.0, but this LlamaFor.*500000.0"
+    ):
+        load_windows(other, tmp_path)
+    load_windows(other, tmp_path, check_base=False)
+
+
+def test_windows_of_an_older_version_load_without_a_check_of_their_base(saved):
+    folder, _ = saved
+    description = json.loads((folder / "windows.json").read_text())
+    older = {"name": None, "revision": None, "model_type": "t5", "fingerprint": "0", "fingerprint_fp16": "0"}
+    (folder / "windows.json").write_text(json.dumps(description | {"format": 1, "base": older}))
+    with pytest.raises(ModelFileError, match="has no fingerprint of all weights of its base"):
+        load_windows(model_of("t5"), folder)
+    load_windows(model_of("t5"), folder, check_base=False)
+
+
 @pytest.mark.usefixtures("unchecked")
 def test_damage_is_found(saved):
     folder, _ = saved
@@ -56,13 +92,20 @@ def test_damage_is_found(saved):
     (folder / "windows.safetensors").write_bytes(weights[:-1] + bytes([weights[-1] ^ 1]))
     with pytest.raises(ModelFileError, match=r"windows.safetensors is missing or damaged"):
         load_windows(model_of("t5"), folder)
+    (folder / "windows.safetensors").write_bytes(weights)
     description = json.loads((folder / "windows.json").read_text())
     for change, message in (
-        ({"format": 2}, "has format 2, and this version reads 1"),
-        ({"base": {}}, "is damaged: it lacks 'fingerprint'"),
+        ({"format": 3}, "has format 3, and this version reads 2"),
+        ({"base": {}}, r"windows.json is damaged: KeyError\('name'\)"),
+        ({"base": 5}, "windows.json is damaged: TypeError"),
         ({"window_tolerance": "wide"}, "windows.json is damaged: window_tolerance='wide' is not a number"),
         ({"window_tolerance": -1}, "windows.json is damaged: window_tolerance=-1 is not in 0"),
         ({"plan": 5}, "is damaged: its plan is 5"),
+        # a plan with tensors of the same shapes
+        (
+            {"plan": description["plan"].replace("Seg", "Seg=3")},
+            r"describes Enc.*Seg=3.* but .*windows.safetensors was saved with Enc.*,Seg\)",
+        ),
     ):
         (folder / "windows.json").write_text(json.dumps(description | change))
         with pytest.raises(ModelFileError, match=message):

@@ -3,9 +3,9 @@
 A folder holds `windows.safetensors`, and `windows.json` with the base model, its revision and the plan.
 """
 
-import hashlib
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -13,18 +13,26 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
 from diffwindow import __version__
 from diffwindow.arguments import check_tolerance
-from diffwindow.files import read_json, sha256_of, write_json
+from diffwindow.files import finite, parse_json, read_json, sha256_of, write_json
 from diffwindow.hf.attention import CHILD
 from diffwindow.hf.windows import RECORD, add_windows, check_unwrapped, remove_windows
-from diffwindow.models.weights import ModelFileError, read_weights, write_weights
+from diffwindow.models.weights import ModelFileError, hash_tensors, read_weights, write_weights
 
 WEIGHTS, DESCRIPTION = "windows.safetensors", "windows.json"
-FORMAT = 1
+FORMAT = 2
+# files of format 1 have a fingerprint of a few values, which is not compared any more
+READABLE = (1, FORMAT)
+# What values of a base may have been rounded to when it was loaded.
+HALF_PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+# Fields of a config that do not change what a trained model computes from its weights.
+WITHOUT_EFFECT = re.compile(
+    rf"{RECORD}|use_cache|max_position_embeddings|pretraining_tp|.*(drop|token_id|initializer|_name_or_path).*"
+)
 M = TypeVar("M", bound=PreTrainedModel)
 
 
@@ -38,14 +46,17 @@ class Settings(NamedTuple):
     @classmethod
     def of(cls, fields: Mapping[str, Any], path: Path) -> "Settings":
         """Read the settings from the fields of a file; older files have no tolerance."""
-        plan, tolerance = fields["plan"], fields.get("window_tolerance", 0.0)
+        plan, tolerance = fields.get("plan"), fields.get("window_tolerance", 0.0)
         if not isinstance(plan, str):
             raise ModelFileError(f"{path} is damaged: its plan is {plan!r}")
         try:
             check_tolerance("window_tolerance", tolerance)
         except (TypeError, ValueError) as error:
             raise ModelFileError(f"{path} is damaged: {error}") from None
-        return cls(plan, fields["init"], tolerance)
+        return cls(plan, fields.get("init"), tolerance)
+
+    def __str__(self) -> str:
+        return f"{self.plan}, init={self.init!r}, window_tolerance={self.window_tolerance}"
 
 
 def save_windows(model: PreTrainedModel, folder: str | os.PathLike[str]) -> None:
@@ -71,8 +82,8 @@ def save_windows(model: PreTrainedModel, folder: str | os.PathLike[str]) -> None
             "name": model.config.name_or_path or None,
             "revision": getattr(model.config, "_commit_hash", None),
             "model_type": model.config.model_type,
-            "fingerprint": base_fingerprint(model),
-            "fingerprint_fp16": base_fingerprint(model, torch.float16),
+            "config": _computed_fields(model.config.to_dict()),
+            "fingerprints": base_fingerprints(model),
         },
         "sha256": sha256_of(path / WEIGHTS),
     }
@@ -111,29 +122,97 @@ def load_windows(
     return model
 
 
-def base_fingerprint(model: nn.Module, loaded_as: torch.dtype | None = None) -> str:
-    """Hash the names, shapes and first values of all parameters but the windows'.
+def base_fingerprints(model: nn.Module) -> dict[str, str]:
+    """Hash all parameters but the windows', by the type that a base may be loaded in.
 
-    Values count as bfloat16, so that a model loaded in bf16 is still the same base. `loaded_as` rounds them
-    to another type first: values that went through fp16 may round to another bfloat16.
+    A base of fp32 has a hash in fp32 and its halves; one of half precision cannot tell what fp32 was. A base
+    with offloaded layers has none.
     """
-    digest = hashlib.sha256()
-    for name, parameter in sorted(model.named_parameters()):
-        if f".{CHILD}." not in name:
-            digest.update(f"{name} {list(parameter.shape)}".encode())
-            first = parameter.detach().flatten()[:64].cpu().to(loaded_as or parameter.dtype)
-            digest.update(first.to(torch.bfloat16).view(torch.int16).numpy().tobytes())
-    return digest.hexdigest()
+    base = _base(model)
+    if any(parameter.is_meta for parameter in base.values()):
+        return {}
+    whole = {"float32": torch.float32} if _in_full_precision(base) else {}
+    return {name: hash_tensors(base, dtype) for name, dtype in (whole | HALF_PRECISIONS).items()}
 
 
-def _matches(model: nn.Module, fingerprints: set[str]) -> bool:
-    """Tell whether a model has the base weights of these fingerprints, perhaps rounded to half precision."""
-    if any(parameter.is_meta for parameter in model.parameters()):
-        raise ValueError(
-            f"layers of {type(model).__name__} are offloaded, so that its weights cannot be compared with "
-            "those that the windows were trained on; check_base=False leaves that out"
+def _base(model: nn.Module) -> dict[str, Tensor]:
+    return {name: x for name, x in model.named_parameters() if f".{CHILD}." not in name}
+
+
+def _in_full_precision(base: Mapping[str, Tensor]) -> bool:
+    return all(parameter.dtype.itemsize >= 4 for parameter in base.values())
+
+
+class Base(NamedTuple):
+    """What a file says about the base of its windows."""
+
+    name: str
+    fingerprints: dict[str, str]
+    config: dict[str, Any]
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> "Base":
+        """Read the fields of a file; those of format 1 have neither these fingerprints nor a config."""
+        name, revision = fields["name"] or "a model without a name", fields["revision"] or "unknown"
+        fingerprints, config = dict(fields.get("fingerprints", {})), dict(fields.get("config", {}))
+        return cls(f"{name}, revision {revision}", fingerprints, config)
+
+    def check(self, model: PreTrainedModel, path: Path) -> None:
+        """Raise unless a model has this base, perhaps in another precision."""
+        parameters, model_name = _base(model), type(model).__name__
+        if any(parameter.is_meta for parameter in parameters.values()):
+            raise ValueError(
+                f"layers of {model_name} are offloaded, so that its weights cannot be compared with those "
+                "that the windows were trained on; check_base=False leaves that out"
+            )
+        if not self.fingerprints:
+            raise ModelFileError(
+                f"{path} has no fingerprint of all weights of its base ({self.name}): an older version wrote "
+                "it, or layers were offloaded; load it with check_base=False into that base, and save again"
+            )
+        if not self._has_weights(parameters):
+            raise ModelFileError(
+                f"the windows of {path} were trained on another base than this {model_name}: {self.name}; "
+                "load that one"
+            )
+        difference = _difference(self.config, _computed_fields(model.config.to_dict()))
+        if difference is not None:
+            name, before, now = difference
+            raise ModelFileError(
+                f"the windows of {path} were trained on a base with {name}={before!r}, but this {model_name} "
+                f"has {now!r}; load the base with {before!r}, or pass check_base=False"
+            )
+
+    def _has_weights(self, parameters: Mapping[str, Tensor]) -> bool:
+        whole = "float32" in self.fingerprints and _in_full_precision(parameters)
+        types = {"float32": torch.float32} if whole else HALF_PRECISIONS
+        return any(
+            hash_tensors(parameters, dtype) == self.fingerprints.get(name) for name, dtype in types.items()
         )
-    return any(base_fingerprint(model, dtype) in fingerprints for dtype in (None, torch.float16))
+
+
+def _computed_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a config that change what a model computes, as they are in JSON."""
+    common = PreTrainedConfig().to_dict()
+    kept = {
+        name: x for name, x in fields.items() if name not in common and not WITHOUT_EFFECT.fullmatch(name)
+    }
+    return {
+        name: _computed_fields(x) if isinstance(x, dict) else json.loads(json.dumps(finite(x), default=str))
+        for name, x in kept.items()
+    }
+
+
+def _difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
+    """Return the first field that differs, with both values; fields of one version alone do not count."""
+    for name in (name for name in before if name in now):
+        first, second = before[name], now[name]
+        if isinstance(first, dict) and isinstance(second, dict):
+            if inner := _difference(first, second):
+                return f"{name}.{inner[0]}", *inner[1:]
+        elif first != second:
+            return name, first, second
+    return None
 
 
 def _window_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -154,28 +233,29 @@ def _local(folder: str | os.PathLike[str], revision: str | None) -> Path:
 
 def _read(path: Path, model: PreTrainedModel, *, check_base: bool) -> tuple[Settings, dict[str, Tensor]]:
     """Read a folder of `save_windows`, after checking that it is whole and belongs to this base."""
-    description = read_json(path / DESCRIPTION)
-    if description.get("format") != FORMAT:
+    place, weights = path / DESCRIPTION, path / WEIGHTS
+    description = read_json(place)
+    if description.get("format") not in READABLE:
         raise ModelFileError(
-            f"{path / DESCRIPTION} has format {description.get('format')!r}, and this version reads {FORMAT};"
+            f"{place} has format {description.get('format')!r}, and this version reads {FORMAT};"
             " use the diffwindow version that wrote it"
         )
     try:
-        settings, base = Settings.of(description, path / DESCRIPTION), description["base"]
-        # files from before the second fingerprint know bases in fp32 and bf16 only
-        fingerprints = {base["fingerprint"], base.get("fingerprint_fp16")}
-        name, revision, checksum = base["name"], base["revision"], description["sha256"]
-    except (KeyError, TypeError) as error:
-        raise ModelFileError(f"{path / DESCRIPTION} is damaged: it lacks {error}") from None
-    weights = path / WEIGHTS
+        settings, base = Settings.of(description, place), Base.of(description["base"])
+        checksum = description["sha256"]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ModelFileError(f"{place} is damaged: {error!r}; save the windows again") from None
     if not weights.is_file() or sha256_of(weights) != checksum:
         raise ModelFileError(f"{weights} is missing or damaged; save the windows again")
-    if check_base and not _matches(model, fingerprints):
+    tensors, record = read_weights(weights)
+    saved_with = Settings.of(parse_json(record or "{}", weights), weights)
+    if saved_with != settings:
         raise ModelFileError(
-            f"the windows of {path} were trained on another base than this {type(model).__name__}: "
-            f"{name or 'a model without a name'}, revision {revision or 'unknown'}; load that one"
+            f"{place} describes {settings}, but {weights} was saved with {saved_with}; save the windows again"
         )
-    return settings, read_weights(weights)[0]
+    if check_base:
+        base.check(model, path)
+    return settings, tensors
 
 
 def _read_checkpoint(path: Path) -> tuple[Settings, dict[str, Tensor]]:

@@ -46,6 +46,16 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], str | None]:
         return {name: file.get_tensor(name) for name in file.keys()}, _config(file)  # noqa: SIM118
 
 
+def hash_tensors(tensors: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> str:
+    """Hash the names, shapes and all values of tensors, which count as `dtype` if that is given."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {list(tensor.shape)}".encode())
+        values = tensor.detach().to(dtype or tensor.dtype).cpu().contiguous()
+        digest.update(values.flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
 def average_weights(paths: Sequence[Path]) -> tuple[dict[str, Tensor], str | None]:
     """Average files tensor by tensor, so that memory holds one model however many there are.
 
