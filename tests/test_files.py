@@ -1,10 +1,21 @@
+import errno
 import json
 import math
 import os
+import resource
+import signal
 
 import pytest
 
-from diffwindow.files import locked, open_within, read_json, replacing, write_atomically, write_json
+from diffwindow.files import (
+    locked,
+    make_folder,
+    open_within,
+    read_json,
+    replacing,
+    write_atomically,
+    write_json,
+)
 
 
 @pytest.mark.parametrize("follow", [True, False])
@@ -54,6 +65,30 @@ def test_what_is_not_a_file_is_not_replaced(tmp_path):
     assert (tmp_path / "pipe").is_fifo()
     with pytest.raises(FileNotFoundError, match=r"no such folder: .*nowhere'"):
         write_atomically(tmp_path / "nowhere/file", b"new")
+
+
+def test_a_full_disk_names_the_file_that_was_asked_for(tmp_path):
+    # a limit of the file's size: Python names no file then, as on a full disk
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(OSError, match="file") as error:
+            write_atomically(tmp_path / "file", bytes(2000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert (error.value.errno, error.value.filename) == (errno.EFBIG, str(tmp_path / "file"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_in_the_place_of_a_folder_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "file", tmp_path / "file/a/b"):
+        with pytest.raises(ValueError, match=r"/file is not a folder; choose another place"):
+            make_folder(folder)
+    with pytest.raises(ValueError, match=r"/file is not a folder"):
+        write_atomically(tmp_path / "file/page.html", b"new")
 
 
 def test_a_failed_write_leaves_the_old_content(tmp_path):

@@ -15,6 +15,8 @@ from typing import IO, Any
 
 from filelock import FileLock, Timeout
 
+# errors of a disk, which Python raises without the name of the file
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 # the lock file of a folder; it is never removed, because then two processes could hold it
 LOCK = ".lock"
 
@@ -29,18 +31,45 @@ def replacing(path: Path, *, follow_link: bool = False) -> Iterator[Path]:
     # before the link is followed: that of /dev/stdout to a pipe leads nowhere
     if path.exists() and not path.is_file() and (follow_link or not path.is_symlink()):
         raise ValueError(f"{path} is not a regular file; choose another place to write")
-    path = path.resolve() if follow_link else path.parent.resolve() / path.name
+    named, path = path, path.resolve() if follow_link else path.parent.resolve() / path.name
+    check_folder_place(path.parent)
     if not path.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, "there is no such folder", str(path.parent))
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with naming(named, temporary):
+        try:
+            temporary.unlink(missing_ok=True)
+            yield temporary
+            with temporary.open("rb") as file:
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def naming(target: Path, temporary: Path | None = None) -> Iterator[None]:
+    """Name `target` in errors of the disk that name no file, and in those that name its `temporary` file."""
     try:
-        temporary.unlink(missing_ok=True)
-        yield temporary
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+        yield
+    except OSError as error:
+        unnamed = error.filename is None and error.errno in _DISK
+        if unnamed or (temporary is not None and error.filename == str(temporary)):
+            error.filename, error.filename2 = str(target), None
+        raise
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and those around it; raise if a file stands in their place."""
+    check_folder_place(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+
+
+def check_folder_place(folder: Path) -> None:
+    """Raise if a file stands where a folder, or one around it, is to be."""
+    nearest = next((path for path in (folder, *folder.parents) if os.path.lexists(path)), folder)
+    if os.path.lexists(nearest) and not nearest.is_dir():
+        raise ValueError(f"{nearest} is not a folder; choose another place to write")
 
 
 def write_atomically(path: Path, content: bytes, *, follow_link: bool = False) -> None:

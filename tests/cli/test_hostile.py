@@ -56,6 +56,12 @@ def test_yaml_is_bounded(refused, tmp_path, text, sentence):
     assert sentence in err
 
 
+def test_a_full_stdout_is_named(capsys):
+    with open("/dev/full", "w") as full, pytest.raises(SystemExit), one_sentence_errors():
+        os.write(full.fileno(), b"results")
+    assert capsys.readouterr().err == "diffwindow: stdout: No space left on device\n"
+
+
 def test_overrides_are_bounded():
     with pytest.raises(ValueError, match="at most 20 deep"):
         resolve("agreement", ["train.lr=&a [*a]"])

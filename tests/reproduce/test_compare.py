@@ -117,7 +117,9 @@ def test_mistakes_are_one_sentence(compare, agreement_store, tmp_path):
         ((agreement_store.folder, "--rows", "Enc(AW)+model.positions=rotary"), "as positions=rotary"),
         ((agreement_store.folder, "--rows", "Global;Enc(Rel)+positions=rotary"), "use other positions"),
         ((agreement_store.folder, "train.lrr=1"), "train.lrr"),
+        ((agreement_store.folder, *TINY, "--out", tmp_path / "file"), "file is not a folder"),
     ):
-        code, printed, err = compare(*arguments, "--out", tmp_path / "out")
+        (tmp_path / "file").touch()
+        code, printed, err = compare("--out", tmp_path / "out", *arguments)
         assert (code, printed) == (2, "")
         assert said in err

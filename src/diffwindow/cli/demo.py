@@ -62,9 +62,10 @@ def demo(
     """
     from diffwindow.cli.errors import training_errors
     from diffwindow.evaluation.evaluate import compare
-    from diffwindow.files import write_json
+    from diffwindow.files import make_folder, write_json
 
     started = time.monotonic()
+    make_folder(out)
     with training_errors():
         runs = [_train(out, attention, seed=seed, updates=updates, rows=rows) for attention in ATTENTIONS]
     evaluated = [_evaluate(run, out / "data") for run in runs]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Iterator
@@ -27,7 +28,9 @@ def one_sentence_errors() -> Iterator[None]:
     except (ValueError, OSError) as error:
         text = str(error)
         if isinstance(error, OSError) and error.strerror:
-            text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+            # a file is named where it is written
+            place = error.filename or ("stdout" if error.errno == errno.ENOSPC else None)
+            text = f"{place}: {error.strerror}" if place else error.strerror
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if not optional(package):

@@ -97,10 +97,12 @@ def run_and_report(
     prepare: Callable[[Sequence[Job]], None] = lambda waiting: None,
 ) -> None:
     """Run the jobs that have no outcome yet, add theirs, and write the report anew after each."""
+    from diffwindow.files import make_folder
     from diffwindow.reproduce.findings import findings
     from diffwindow.reproduce.report import write_report
     from diffwindow.reproduce.runner import outcomes_by_column, run_all
 
+    make_folder(folder)
     ended = {outcome.job.folder for outcome in outcomes}
     waiting = [job for job in asked if job.folder not in ended]
     if len(waiting) < len(asked):

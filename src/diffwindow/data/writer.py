@@ -19,6 +19,7 @@ from diffwindow.files import (
     LOCK,
     flush,
     locked,
+    naming,
     open_within,
     read_json,
     remove_temporaries,
@@ -96,7 +97,7 @@ class PartialStore:
         folder = out if _recorded(out, fingerprint) else out.parent / f"{out.name}.partial"
         _refuse(out, folder, fingerprint)
         folder.mkdir(parents=True, exist_ok=True)
-        with locked(folder):
+        with locked(folder), naming(folder):
             # another process may have finished it meanwhile, and its record be gone
             _refuse(out, folder, fingerprint)
             remove_temporaries(folder)

@@ -13,7 +13,7 @@ from typing import Any
 
 from diffwindow.data.integrity import corpus_hashes, read_manifest
 from diffwindow.data.store import is_store
-from diffwindow.files import read_json, write_json
+from diffwindow.files import make_folder, read_json, write_json
 from diffwindow.metrics.outcomes import Terms, load_outcomes, save_outcomes
 from diffwindow.reproduce.scales import Experiment
 from diffwindow.reproduce.table import Column, Row
@@ -82,7 +82,7 @@ def run(job: Job) -> str | None:
 
     Runs in a process of its own; what it prints goes to a file of the run.
     """
-    job.folder.mkdir(parents=True, exist_ok=True)
+    make_folder(job.folder)
     with (job.folder / LOG).open("a", encoding="utf-8") as log, redirect_stderr(log):
         try:
             write_json(job.folder / RESULT, _run(job))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from diffwindow.files import write_atomically, write_json
+from diffwindow.files import make_folder, write_atomically, write_json
 from diffwindow.metrics.outcomes import Terms, save_outcomes
 from diffwindow.reproduce.findings import FITS, GROUPS, Finding
 from diffwindow.reproduce.pictures import draw_gains, draw_learning
@@ -29,7 +29,7 @@ def write_report(
     finding: Finding, folder: Path, outcomes: Mapping[str, Mapping[str, Terms]] | None = None
 ) -> None:
     """Write the report of a table atomically, and the outcomes of each column beside it."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     for column, by_run in (outcomes or {}).items():
         save_outcomes(folder / f"outcomes-{column}.npz", by_run)
     write_json(folder / JSON, finding)

@@ -198,6 +198,9 @@ def _outcome(job: Job, future: Future[str | None]) -> FinishedJob:
         problem = future.result()
     except BrokenProcessPool:
         problem = "a process died, probably out of memory; run fewer at once"
+    except (OSError, ValueError) as error:
+        # it could not write to its folder
+        problem = str(error)
     return FinishedJob(job, result_of(job) if problem is None else None, problem)
 
 

@@ -16,7 +16,7 @@ from diffwindow.data.integrity import corpus_hashes
 from diffwindow.data.prepare import open_or_prepare
 from diffwindow.data.recipe import Recipe
 from diffwindow.data.store import Store, is_store
-from diffwindow.files import read_json, write_atomically, write_json
+from diffwindow.files import check_folder_place, make_folder, read_json, write_atomically, write_json
 from diffwindow.models.pretrained import TOKENIZER, average_pretrained
 from diffwindow.models.weights import MANIFEST, verify
 from diffwindow.progress import SILENT, Progress
@@ -68,7 +68,7 @@ class Run:
                 f"{folder} has a model but no checkpoint to go on from; choose another folder, or remove "
                 f"{folder / MODEL} to start again"
             )
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         write_json(folder / CONFIG, config.model_dump(mode="json"))
         return cls(folder, config)
 
@@ -163,6 +163,7 @@ class Run:
                 f"{self.folder} has {len(updates)} checkpoints, not {last}; average fewer, or train with a "
                 "greater train.keep_last"
             )
+        check_folder_place(target)
         if target.exists() and any(target.iterdir()) and not _is_model_of_a_run(target):
             raise ValueError(f"{target} holds something other than the model of a run; choose another folder")
         paths = [checkpoints.path(update) for update in updates[-last:]]

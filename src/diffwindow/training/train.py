@@ -13,7 +13,7 @@ import torch
 
 from diffwindow.console import lossy_stderr
 from diffwindow.figures.learning_curves import draw_curves
-from diffwindow.files import locked
+from diffwindow.files import locked, make_folder
 from diffwindow.progress import SILENT, Progress, show_progress
 from diffwindow.tasks.task import Task
 from diffwindow.training.checkpoints import Checkpoints
@@ -68,7 +68,7 @@ def train(config: Config, folder: Path, *, resume: bool = True, progress: Progre
 @contextmanager
 def _locked_folder(folder: Path) -> Iterator[None]:
     """Make the run folder, and keep other runs out of it."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     with locked(folder):
         yield
 
