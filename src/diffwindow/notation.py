@@ -111,6 +111,8 @@ class NotationError(ValueError):
 
 def parse(text: str) -> Plan:
     """Read a notation; a mistake raises a NotationError with a caret under it and a suggestion."""
+    if not isinstance(text, str):
+        raise TypeError(f"a notation is a str, as 'Enc(AW)', not {text!r}")
     if text.strip() == GLOBAL.kind:
         return Plan()
     scanner = _Scanner(text)

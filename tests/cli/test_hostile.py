@@ -76,7 +76,7 @@ def test_absurd_sizes_are_refused(refused, setting):
     assert "less than or equal to" in refused("train", "reorder", f"model.{setting}")
     name, _, value = setting.partition("=")
     with pytest.raises(ValueError, match=name):
-        TranslatorConfig.read({"vocab_size": 10, name: int(value)})
+        TranslatorConfig(**{"vocab_size": 10, name: int(value)})
 
 
 def test_a_pipe_is_no_corpus(refused, tmp_path):

@@ -183,3 +183,10 @@ def test_an_ensemble_has_translators_of_one_vocabulary(folders):
         diffwindow.load([folders["translator"], folders["language"]])
     with pytest.raises(ValueError, match="no folder to load"):
         diffwindow.load([])
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("path", [None, 3, [None]])
+def test_what_is_no_path_is_named(path):
+    with pytest.raises(TypeError, match="is not the folder of a run or a model; pass its path"):
+        diffwindow.load(path)

@@ -222,3 +222,9 @@ def test_an_output_layer_stays_frozen():
     assert trained == ["layers.0.self_attn.in_proj.weight", "layers.0.self_attn.in_proj.bias"]
     remove_windows(encoder)
     assert not encoder.layers[0].self_attn.out_proj.weight.requires_grad
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_plan_that_is_no_notation_is_named():
+    with pytest.raises(TypeError, match=r"a notation is a str, as 'Enc\(AW\)', not None"):
+        add_windows(nn.MultiheadAttention(8, 2), None)

@@ -13,7 +13,7 @@ def test_every_preset_builds(name):
     config = resolve(name)
     fields = {"vocab_size": 100, **config.model_options}
     with torch.device("meta"):
-        model = build_model(TASKS[config.task.kind][1].read(fields))
+        model = build_model(TASKS[config.task.kind][1](**fields))
     assert sum(parameter.numel() for parameter in model.parameters()) > 0
 
 

@@ -1,7 +1,7 @@
 """load(): a trained model, or an ensemble, for use from Python and by the command line."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -80,7 +80,10 @@ def load(
 
     "auto" takes a GPU if there is one. `dtype` converts the weights, as torch.bfloat16.
     """
-    paths = [path] if isinstance(path, str | os.PathLike) else list(path)
+    paths = list(path) if isinstance(path, Iterable) and not isinstance(path, str) else [path]
+    for one in paths:
+        if not isinstance(one, str | os.PathLike):
+            raise TypeError(f"{one!r} is not the folder of a run or a model; pass its path, or several")
     if not paths:
         raise ValueError("there is no folder to load; name at least one")
     if dtype is not None and not dtype.is_floating_point:

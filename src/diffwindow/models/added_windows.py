@@ -57,8 +57,8 @@ def add_windows(
     if isinstance(model, PretrainedModel):
         _check_plain(model)
         # the config checks roles, layers and widths
-        config = type(model.config).read(
-            model.config.model_dump() | {"attention": str(plan), "window_tolerance": window_tolerance}
+        config = type(model.config)(
+            **model.config.model_dump() | {"attention": str(plan), "window_tolerance": window_tolerance}
         )
     slots = _slots(model)
     # all are built before the first one is put in place: an error leaves the model as it was
@@ -110,7 +110,7 @@ def window_plan(
     check_choice("init", init, WINDOW_INITS)
     if boundary_dim is not None:
         check_positive("boundary_dim", boundary_dim)
-    plan = parse(attention) if isinstance(attention, str) else attention
+    plan = attention if isinstance(attention, Plan) else parse(attention)
     if not plan.terms:
         raise ValueError(f"{plan} names no window; name one, as Enc(AW)")
     terms = []

@@ -26,7 +26,7 @@ def read_config(fields: dict[str, Any]) -> ModelConfig:
     2
     """
     check_choice("model", fields.get("model"), list(MODELS))
-    return MODELS[fields["model"]].config_class.read(fields)
+    return MODELS[fields["model"]].config_class(**fields)
 
 
 def build_model(config: ModelConfig) -> Model:

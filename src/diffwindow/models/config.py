@@ -3,7 +3,7 @@
 import warnings
 from dataclasses import replace
 from functools import cache
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -18,7 +18,6 @@ from diffwindow.spelling import did_you_mean, quoted
 Size = Annotated[int, Field(ge=1, le=1 << 24)]
 Depth = Annotated[int, Field(ge=1, le=1000)]
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
-C = TypeVar("C", bound="ModelConfig")
 
 
 class ModelConfig(BaseModel):
@@ -55,18 +54,17 @@ class ModelConfig(BaseModel):
     window_tolerance: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
     """Set windows to 0 where they are below."""
 
+    def __init__(self, **fields: Any) -> None:
+        """Check the fields; a mistake is a ValueError of one sentence."""
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            raise ValueError(f"{type(self).__name__}: {_sentence(error)}") from None
+
     @classmethod
     def stacks(cls) -> dict[Role, str]:
         """Name, for each role of the notation that the model has, the field with its number of layers."""
         raise NotImplementedError
-
-    @classmethod
-    def read(cls: type[C], fields: dict[str, Any]) -> C:
-        """Make a config from a file's fields; a mistake is a ValueError of one sentence."""
-        try:
-            return cls(**fields)
-        except ValidationError as error:
-            raise ValueError(f"{cls.__name__}: {_sentence(error)}") from None
 
     @property
     def plan(self) -> Plan:

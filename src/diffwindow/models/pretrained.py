@@ -134,7 +134,7 @@ def _as_config(config_class: type[ModelConfig], fields: dict[str, Any], place: P
             f"{place} describes a {kind}, not a {wanted}; load it with the class of that model"
         )
     try:
-        return config_class.read(fields)
+        return config_class(**fields)
     except ValueError as error:
         raise ModelFileError(f"{place}: {error}") from None
 

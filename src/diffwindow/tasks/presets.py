@@ -72,7 +72,7 @@ def _task_preset(name: str, data: Path | None) -> Settings:
 def _complete(name: str, settings: Settings, corpus: str) -> Settings:
     """Return settings with every field of the model that is neither the corpus's nor the command's."""
     _, config = TASKS[settings["task"]["kind"]]
-    model = config.read({"vocab_size": 4} | settings.get("model", {})).model_dump(exclude=DECIDED_ELSEWHERE)
+    model = config(**{"vocab_size": 4} | settings.get("model", {})).model_dump(exclude=DECIDED_ELSEWHERE)
     return settings | {"name": name, "data": {"corpus": corpus}, "model": model}
 
 
@@ -110,7 +110,7 @@ def model_preset(name: str, *, attention: str | None = None, vocab_size: int | N
     fields: dict[str, Any] = {"vocab_size": vocab_size or corpus.vocabulary.expected_size}
     if attention is not None:
         fields["attention"] = attention
-    return config.read(corpus.preset.get("model", {}) | fields)
+    return config(**corpus.preset.get("model", {}) | fields)
 
 
 def merged(first: Settings, second: Settings) -> Settings:

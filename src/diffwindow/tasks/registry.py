@@ -37,7 +37,7 @@ def corpus_fields(store: Store) -> dict[str, int]:
 def model_config(store: Store, settings: dict[str, Any]) -> ModelConfig:
     """Build the config of the store's model: `settings`, and what the corpus decides."""
     _, config = TASKS[store.task]
-    return config.read(settings | corpus_fields(store))
+    return config(**settings | corpus_fields(store))
 
 
 def task_of(store: Store, config: ModelConfig, options: TaskOptions | None = None) -> AnyTask:

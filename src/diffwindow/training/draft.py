@@ -66,7 +66,7 @@ def checked(draft: Draft) -> Config:
     _, model_config = TASKS[config.task.kind]
     try:
         # the corpus decides the vocabulary; any number shows whether the rest fits together
-        read = model_config.read({"vocab_size": 4, **config.model_options})
+        read = model_config(**{"vocab_size": 4, **config.model_options})
     except ValueError as error:
         key = "attention" if ("attention",) in draft.places else "model"
         place = draft.place_named_in(str(error), "model") or draft.place((key,))
