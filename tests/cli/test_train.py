@@ -173,6 +173,7 @@ def test_nor_does_one_that_failed_on_a_corpus_of_its_own(call):
     settings = [*SMALL[1:4], *SHORT, "train.max_tokens=256"]
     code, said = call("train", "wikitext2", "--data", "one", "--out", "run", *settings)
     assert (code, "has no split 'valid'" in said) == (2, True)
+    assert not Path("run").exists()
     code, said = call("train", "wikitext2", "--data", "two", "--out", "run", *settings)
     assert code == 0, said
 
@@ -256,9 +257,13 @@ def test_wrong_use_is_a_sentence_and_code_2(call, words, said):
 
 def test_a_store_for_another_task_is_refused(call):
     assert call("prepare", "reorder", "--rows", "40", "--out", "store")[0] == 0
+    Path("run").mkdir()
+    Path("run/notes.txt").touch()
     code, said = call("train", "agreement", "--data", "store", "--out", "run")
     assert code == 2
     assert "store is for translation, but run is for classification" in said
+    # a folder of other files stays as it was
+    assert [path.name for path in Path("run").iterdir()] == ["notes.txt"]
 
 
 def test_a_ruined_run_is_a_sentence_and_code_1(call):

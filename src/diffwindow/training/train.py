@@ -13,7 +13,7 @@ import torch
 
 from diffwindow.console import lossy_stderr
 from diffwindow.figures.learning_curves import draw_curves
-from diffwindow.files import locked, make_folder
+from diffwindow.files import LOCK, locked, make_folder
 from diffwindow.progress import SILENT, Progress, show_progress
 from diffwindow.tasks.task import Task
 from diffwindow.training.checkpoints import Checkpoints
@@ -22,7 +22,7 @@ from diffwindow.training.distributed import World, connected
 from diffwindow.training.failures import Interrupted
 from diffwindow.training.fine_tuning import starting_model
 from diffwindow.training.logs import read_records
-from diffwindow.training.run_folder import CHECKPOINTS, CURVES, LOG, Run
+from diffwindow.training.run_folder import CHECKPOINTS, CONFIG, CURVES, LOG, ORIGIN, Run
 from diffwindow.training.trainer import Trainer
 from diffwindow.training.updater import pick_precision
 
@@ -67,10 +67,21 @@ def train(config: Config, folder: Path, *, resume: bool = True, progress: Progre
 
 @contextmanager
 def _locked_folder(folder: Path) -> Iterator[None]:
-    """Make the run folder, and keep other runs out of it."""
+    """Make the run folder, and keep other runs out of it; leave no trace of a run that is refused."""
+    before = {path.name for path in folder.iterdir()} if folder.is_dir() else None
     make_folder(folder)
     with locked(folder):
-        yield
+        try:
+            yield
+        except (ValueError, OSError):
+            written = {path.name for path in folder.iterdir()} - (before or set())
+            # a corpus or a log is worth keeping, and then so is the config
+            if written <= {CONFIG, ORIGIN, LOCK}:
+                for name in written:
+                    (folder / name).unlink()
+                if before is None:
+                    folder.rmdir()
+            raise
 
 
 def _draw_curves(folder: Path, world: World, progress: Progress) -> None:
