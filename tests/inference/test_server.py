@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+import struct
 import threading
 import time
 from contextlib import contextmanager
@@ -33,6 +34,7 @@ class Model:
         if text == "broken":
             raise RuntimeError("secret detail")
         yield {"text": text[:1]}
+        yield from ({"text": "x" * 1000} for _ in range(500 if text == "many" else 0))
         if text == "half":
             raise ValueError("it went wrong half-way")
         yield {"text": text}
@@ -172,14 +174,39 @@ def connected(address):
     return socket.create_connection((host, int(port)), timeout=10)
 
 
+POST = b"POST /attention HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+
+
 def test_a_slow_body_is_cut_off(address):
     with connected(address) as client:
-        client.sendall(b"POST /attention HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n")
-        client.sendall(b"Content-Length: 100\r\n\r\n{")
+        client.sendall(POST + b"Content-Length: 100\r\n\r\n{")
         begun = time.monotonic()
         answer = client.recv(4096)
         assert answer.startswith(b"HTTP/1.1 408")
         assert time.monotonic() - begun < 5
+
+
+@pytest.mark.parametrize("junk", [b"\0\1\r\n\r\n", POST + b"Transfer-Encoding: chunked\r\n\r\nno number\r\n"])
+def test_what_is_not_http_is_told_in_json(address, junk):
+    with connected(address) as client:
+        client.sendall(junk)
+        head, _, body = client.recv(4096).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+        assert json.loads(body) == {"error": "the request is not valid HTTP"}
+        assert client.recv(4096) == b""
+
+
+def test_clients_that_leave_are_not_told_of(address, caplog):
+    body = b'{"text": "many"}'
+    length = b"Content-Length: %d\r\n\r\n" % len(body)
+    assert len(ask(address, "many").text.splitlines()) == 502
+    # a connection that is reset while its answer is written, and one in the middle of a request
+    for sent in [POST + length + body] * 10 + [POST + length]:
+        with connected(address) as client:
+            client.sendall(sent)
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    assert ask(address, "a").status_code == 200
+    assert not caplog.messages
 
 
 @pytest.mark.parametrize("beginning", [b"", b"POST /attention HTTP/1.1\r\nHost: loc"])

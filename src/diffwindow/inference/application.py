@@ -104,7 +104,8 @@ async def _first_event(answer: Answer, seconds: float) -> Event:
     """Wait for the first event of an answer."""
     try:
         async with asyncio.timeout(seconds):
-            first: Event = json.loads(await anext(answer.follow()))
+            lines = await anext(answer.follow())
+            first: Event = json.loads(lines.partition(b"\n")[0])
             return first
     except TimeoutError:
         raise RequestError(504, f"the answer took more than {seconds:g} seconds") from None

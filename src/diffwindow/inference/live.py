@@ -59,14 +59,15 @@ class Answer:
         self._wake()
 
     async def follow(self) -> AsyncIterator[bytes]:
-        """Yield all lines, from the first on, until the answer is complete."""
+        """Yield all lines, from the first on, until the answer is complete; those known by now together."""
         place = 0
         while True:
             changed = self.changed
-            while place < len(self.lines):
-                yield self.lines[place]
-                place += 1
-            if self.done:
+            # one write each time: the loop learns between two writes that a client has gone
+            if known := self.lines[place:]:
+                place += len(known)
+                yield b"".join(known)
+            if self.done and place == len(self.lines):
                 return
             await changed.wait()
 

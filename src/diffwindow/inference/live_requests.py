@@ -38,6 +38,8 @@ def _without_port(host: str) -> str:
 
 async def read_text(request: Request, limits: Limits) -> str:
     """Read the sentence of a request: a JSON object with a text, of bounded size and in bounded time."""
+    from starlette.requests import ClientDisconnect
+
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
         raise RequestError(415, "send application/json")
     try:
@@ -47,6 +49,9 @@ async def read_text(request: Request, limits: Limits) -> str:
                 body += chunk
                 if len(body) > limits.body:
                     raise RequestError(413, f"a request may have {limits.body:,} bytes")
+    except ClientDisconnect:
+        # nobody reads the answer
+        raise RequestError(400, "the request broke off") from None
     except TimeoutError:
         raise RequestError(408, f"the request took more than {limits.read_time:g} seconds") from None
     try:
