@@ -9,7 +9,9 @@ import pytest
 import torch
 from stub_hub import stub_hub
 
-from diffwindow import Classifier
+from diffwindow import Classifier, hf
+from diffwindow.hf.card import card_text
+from diffwindow.models.weights import ModelFileError
 from diffwindow.training.overrides import resolve
 from diffwindow.training.train import train
 
@@ -46,6 +48,13 @@ def run(tmp_path_factory, agreement_store):
     return folder
 
 
+@pytest.fixture(scope="module")
+def evaluation(run):
+    """What `evaluate --json` prints of the run."""
+    command = [sys.executable, "-m", "diffwindow", "evaluate", run, "--split", "valid", "--json"]
+    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
 def python(code, *arguments, endpoint, home):
     environment = os.environ | {
         "HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_TELEMETRY": "1",
@@ -55,9 +64,9 @@ def python(code, *arguments, endpoint, home):
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
-def test_push_and_pull(run, tmp_path):
+def test_push_and_pull(run, evaluation, tmp_path):
     scores = tmp_path / "scores.json"
-    scores.write_text(json.dumps({"accuracy": {"value": 0.75, "signature": "wilson|95"}}))
+    scores.write_text(json.dumps(evaluation))
     with stub_hub() as (endpoint, repositories):
         pushed = python(PUSH, run, scores, endpoint=endpoint, home=tmp_path / "pusher")
         assert pushed.returncode == 0, pushed.stderr
@@ -66,12 +75,14 @@ def test_push_and_pull(run, tmp_path):
         assert files.keys() - {".gitattributes"} == names | {"README.md", "windows.png"}
         card = files["README.md"].decode()
         for text in (
-            "pipeline_tag: text-classification", "`Enc(AW)`", "| accuracy.value | 0.75 |",
-            "| accuracy.signature | wilson\\|95 |", "| train.max_updates | 2 |", "(windows.png)",
+            "pipeline_tag: text-classification", "`Enc(AW)`",
+            f"| metrics.accuracy.total | {evaluation['metrics']['accuracy']['total']} |",
+            "| split | valid |", "| train.max_updates | 2 |", "(windows.png)",
             "| corpus | agreement |", 'Classifier.from_pretrained("me/windows")',
         ):  # fmt: skip
             assert text in card, text
         assert str(run) not in card
+        assert str(run.parent) not in card
         assert "data.path" not in card
         assert files["windows.png"].startswith(b"\x89PNG")
         weights = files["model.safetensors"]
@@ -84,3 +95,45 @@ def test_push_and_pull(run, tmp_path):
     assert good[0] == pytest.approx(expected[0], abs=1e-6)
     assert "model.safetensors is damaged" in bad
     assert unknown.startswith("RevisionNotFoundError") or "404" in unknown
+
+
+def test_scores_of_another_model_are_refused(run, evaluation, tmp_path):
+    model = Classifier.from_pretrained(run / "model")
+    assert "## Scores" in card_text(model, "me/windows", scores=evaluation)
+    with torch.no_grad():
+        next(model.parameters()).flatten()[-1] += 1
+    with pytest.raises(ValueError, match=r"the scores are of another model, of the run run.*; evaluate the"):
+        card_text(model, "me/windows", scores=evaluation)
+    # also before anything is sent to the hub
+    scores = tmp_path / "scores.json"
+    scores.write_text(json.dumps({"metrics": evaluation["metrics"]}))
+    with pytest.raises(ValueError, match="do not say which model they are of; evaluate the model again"):
+        hf.push_run(run, "me/windows", scores=scores)
+
+
+def test_a_card_has_no_local_paths(run, evaluation, tmp_path):
+    """Neither of the run that training started from, nor of what was evaluated and compared."""
+    settings = json.loads((run / "run.json").read_text()) | {"start": "/home/me/runs/base"}
+    (tmp_path / "run.json").write_text(json.dumps(settings))
+    scores = evaluation | {
+        "corpus": "/home/me/a.txt, b/c.txt",
+        "against": {"run": "/home/me/runs/other", "p": "a|b"},
+    }
+    card = card_text(Classifier.from_pretrained(run / "model"), "me/it", run=tmp_path, scores=scores)
+    for row in (
+        "| start | base |",
+        "| corpus | a.txt, c.txt |",
+        "| against.run | other |",
+        r"| against.p | a\|b |",
+    ):
+        assert row in card
+    assert "/home" not in card
+
+
+def test_a_damaged_config_is_named(tmp_path):
+    """Also in a folder without a manifest, which would have told."""
+    (tmp_path / "config.json").write_text('{"model": "classifier", ')
+    with pytest.raises(ModelFileError, match=r"config.json is damaged: Expecting property name"):
+        hf.Classifier.from_pretrained(tmp_path)
+    with pytest.raises(ModelFileError, match=r"config.json is damaged: Expecting property name"):
+        hf.push_run(tmp_path, "me/windows")

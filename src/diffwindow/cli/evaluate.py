@@ -144,6 +144,7 @@ def _evaluate_runs(
     from diffwindow.evaluation.evaluate import compare
     from diffwindow.evaluation.evaluate import evaluate as evaluate_task
     from diffwindow.evaluation.new_files import new_store
+    from diffwindow.models.weights import hash_tensors
     from diffwindow.progress import show_progress
     from diffwindow.sharing import sharing
     from diffwindow.training.distributed import connected
@@ -176,6 +177,8 @@ def _evaluate_runs(
             "split": None if store is None else split,
             "attention": trained.model.config.attention,
             "parameters": sum(parameter.numel() for parameter in trained.model.parameters()),
+            # by which a model card tells whose scores these are
+            "weights": hash_tensors(trained.model.state_dict()),
             "metrics": evaluation.metrics,
         }
         if second:

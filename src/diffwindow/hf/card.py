@@ -1,5 +1,6 @@
 """The model card of a trained model: its settings, its data, its scores, and a picture of its windows."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -11,6 +12,7 @@ from diffwindow.attention.kinds import WINDOWED
 from diffwindow.files import read_json
 from diffwindow.models.build import Model
 from diffwindow.models.eval_mode import in_eval_mode
+from diffwindow.models.weights import hash_tensors
 from diffwindow.tasks.trained_model import Trained
 from diffwindow.training.run_folder import ORIGIN, Run
 from diffwindow.view.capture import capture
@@ -18,6 +20,8 @@ from diffwindow.view.capture import capture
 PICTURE = "windows.png"
 # The longest sentence that a picture has room for.
 LONGEST = 30
+# What tells which model an evaluation is of; the card says it already.
+IDENTITY = ("run", "attention", "parameters", "weights")
 PIPELINES = {
     "translator": "translation",
     "language_model": "text-generation",
@@ -36,8 +40,10 @@ def card_text(
 ) -> str:
     """Write the card; what the run does not tell is left out.
 
-    `scores` is what `diffwindow evaluate RUN --json` prints.
+    `scores` is what `diffwindow evaluate RUN --json` prints of this model; that of another is an error.
     """
+    if scores is not None:
+        check_scores(model, scores)
     config = model.config
     size = sum(parameter.numel() for parameter in model.parameters())
     name = CLASSES[config.model]
@@ -60,11 +66,12 @@ def card_text(
     ]
     if picture:
         parts += ["", f"![A window of the model, and its attention]({PICTURE})"]
-    if scores:
-        parts += ["", "## Scores", "", *_table(dict(_leaves(scores)))]
+    if scores is not None:
+        shown = {name: value for name, value in scores.items() if name not in IDENTITY}
+        parts += ["", "## Scores", "", *_table(dict(_leaves(shown)))]
     if run is not None:
         settings = Run.open(run).config.model_dump(mode="json")
-        # a local path is private, and of no use to readers
+        # its last part tells nothing that the corpus does not
         settings.get("data", {}).pop("path", None)
         origin = read_json(run / ORIGIN) if (run / ORIGIN).is_file() else {}
         parts += ["", "## Data", "", *_table(dict(_leaves(settings.pop("data", {}))))]
@@ -74,6 +81,17 @@ def card_text(
     else:
         parts += ["", "## Settings", "", *_table(config.model_dump())]
     return "\n".join(parts) + "\n"
+
+
+def check_scores(model: Model, scores: dict[str, Any]) -> None:
+    """Raise unless an evaluation is of this model."""
+    again = "evaluate the model again with `diffwindow evaluate RUN --json`"
+    if "weights" not in scores:
+        raise ValueError(f"the scores do not say which model they are of; {again}")
+    if scores["weights"] != hash_tensors(model.state_dict()):
+        raise ValueError(
+            f"the scores are of another model, of the run {_public(str(scores.get('run')))}; {again}"
+        )
 
 
 def draw_windows(run: Path, path: Path) -> bool:
@@ -121,4 +139,13 @@ def _table(rows: dict[str, Any]) -> list[str]:
 
 
 def _shown(value: Any) -> Any:
-    return f"{value:.6g}" if isinstance(value, float) else value
+    return f"{value:.6g}" if isinstance(value, float) else _public(value) if isinstance(value, str) else value
+
+
+def _public(text: str) -> str:
+    """Return the names alone of files and folders: a local path is private, and of no use to readers.
+
+    >>> _public("/home/me/runs/first, ../second"), _public("Enc(AW)")
+    ('first, second', 'Enc(AW)')
+    """
+    return ", ".join(re.split(r"[/\\]", part.rstrip("/\\"))[-1] for part in text.split(", "))

@@ -7,10 +7,11 @@ from typing import Any, Self
 from huggingface_hub import ModelCard, ModelHubMixin, snapshot_download
 
 from diffwindow.files import read_json
-from diffwindow.hf.card import PICTURE, card_text, draw_windows
+from diffwindow.hf.card import PICTURE, card_text, check_scores, draw_windows
 from diffwindow.models import classifier, language_model, translator
 from diffwindow.models.pretrained import CONFIG, TOKENIZER, PretrainedModel, read_fields
 from diffwindow.models.weights import MANIFEST, WEIGHTS, verify, write_manifest
+from diffwindow.spelling import check_choice
 from diffwindow.tasks.model_folder import TASK
 from diffwindow.tasks.trained_model import model_folder
 
@@ -43,19 +44,20 @@ class HubModel(ModelHubMixin, library_name="diffwindow", tags=["diffwindow"]):
         if self._run is not None and self._picture:
             self._picture = draw_windows(self._run, save_directory / PICTURE)
 
+    # not the hub's hook, _from_pretrained: before it, the hub's library parses our config by itself
     @classmethod
-    def _from_pretrained(
+    def from_pretrained(  # type: ignore[override]
         cls,
+        pretrained_model_name_or_path: str | Path,
         *,
-        model_id: str,
         revision: str | None = None,
         cache_dir: str | Path | None = None,
         force_download: bool = False,
         local_files_only: bool = False,
         token: str | bool | None = None,
-        **_: Any,
     ) -> Self:
-        folder = Path(model_id)
+        """Make the model of a folder or a repository on the hub; raise ValueError if it is damaged."""
+        model_id, folder = str(pretrained_model_name_or_path), Path(pretrained_model_name_or_path)
         if not folder.is_dir():
             folder = Path(
                 snapshot_download(
@@ -108,16 +110,20 @@ def push_run(
 ) -> str:
     """Push the model of a run folder, with a card made from the run, and return the address of the commit.
 
-    `scores` is a file with what `diffwindow evaluate RUN --json` printed. The picture shows a window on a
-    sentence of the run's validation set. A model folder that is not of a run has a card without data,
-    training and picture.
+    `scores` is a file with what `diffwindow evaluate RUN --json` printed of this run. The picture shows a
+    window on a sentence of the run's validation set. A model folder that is not of a run has a card without
+    data, training and picture.
     """
     folder = model_folder(Path(run))
     kind = read_fields(folder).get("model")
-    model = HUB_MODELS[str(kind)].from_pretrained(folder)
+    check_choice(f"{folder / CONFIG}: model", kind, list(HUB_MODELS))
+    model: Any = HUB_MODELS[str(kind)].from_pretrained(folder)
     if folder != Path(run):
         model._run, model._picture = Path(run), picture
     figures = None if scores is None else read_json(Path(scores))
+    if figures is not None:
+        # before the repository is made
+        check_scores(model, figures)
     address: str = model.push_to_hub(
         repo_id, private=private, branch=branch, token=token, commit_message="Add the model",
         model_card_kwargs={"repo_id": repo_id, "scores": figures},
