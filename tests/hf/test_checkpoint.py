@@ -112,6 +112,8 @@ def test_damage_is_found(saved):
             load_windows(model_of("t5"), folder)
     with pytest.raises(ModelFileError, match="there is no folder"):
         load_windows(model_of("t5"), folder / "nowhere")
+    with pytest.raises(TypeError, match="None is not a folder of windows; pass its path"):
+        load_windows(model_of("t5"), None)
     (folder / "windows.json").unlink()
     with pytest.raises(ModelFileError, match="holds no windows"):
         load_windows(model_of("t5"), folder)
@@ -135,6 +137,10 @@ def test_a_checkpoint_of_transformers(tmp_path, max_shard_size):
     assert "was saved with Dec(MW,Gate)@all; load_windows puts them back" in str(windows_of(plain))
     loaded = load_windows(plain, tmp_path)
     assert_close(loaded(**inputs_of("llama")).logits, model(**inputs_of("llama")).logits)
+    shard = min(tmp_path.glob("model*.safetensors"))
+    shard.write_bytes(shard.read_bytes()[:-1])
+    with pytest.raises(ModelFileError, match=r"model.*safetensors is not a complete safetensors file"):
+        load_windows(model_of("llama"), tmp_path)
 
 
 def test_nothing_to_save_is_said(tmp_path):

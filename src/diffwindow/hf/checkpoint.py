@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import torch
-from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
@@ -220,6 +219,8 @@ def _window_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _local(folder: str | os.PathLike[str], revision: str | None) -> Path:
+    if not isinstance(folder, str | os.PathLike):
+        raise TypeError(f"{folder!r} is not a folder of windows; pass its path, or its name on the hub")
     path = Path(folder)
     if path.is_dir():
         return path
@@ -268,8 +269,7 @@ def _read_checkpoint(path: Path) -> tuple[Settings, dict[str, Tensor]]:
         )
     tensors: dict[str, Tensor] = {}
     for file in sorted(path.glob("model*.safetensors")):
-        with safe_open(file, framework="pt") as shard:
-            tensors |= {name: shard.get_tensor(name) for name in shard.keys() if f".{CHILD}." in name}  # noqa: SIM118
+        tensors |= read_weights(file, containing=f".{CHILD}.")[0]
     return Settings.of(record, path / "config.json"), tensors
 
 

@@ -40,10 +40,11 @@ def write_weights(path: Path, tensors: Mapping[str, Tensor], config: str) -> Non
         )
 
 
-def read_weights(path: Path) -> tuple[dict[str, Tensor], str | None]:
-    """Return the tensors of a file and the config in its header, if it has one."""
+def read_weights(path: Path, *, containing: str = "") -> tuple[dict[str, Tensor], str | None]:
+    """Return the tensors of a file with this text in their names, and the config in its header, if any."""
     with _opened(path) as file:
-        return {name: file.get_tensor(name) for name in file.keys()}, _config(file)  # noqa: SIM118
+        names = [name for name in file.keys() if containing in name]  # noqa: SIM118
+        return {name: file.get_tensor(name) for name in names}, _config(file)
 
 
 def hash_tensors(tensors: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> str:
