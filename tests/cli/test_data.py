@@ -4,6 +4,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
+from unicodedata import normalize
 
 import pytest
 
@@ -153,6 +154,10 @@ def test_dry_run_writes_nothing(run, pair, tmp_path):
         ["prepare", "agreement", "--tokenizer", "t.json", "--vocab-size", "5000", "--out", "x"],
         "--vocab-size 5000 is for a new vocabulary, but t.json has its own; leave one out",
     ),
+    (
+        ["prepare", "agreement", "--tokenizer", "t.json", "--normalization", "none", "--out", "x"],
+        "--normalization none is for a new vocabulary, but t.json has its own; leave one out",
+    ),
     (["data", "check", "nowhere"], "nowhere is not a prepared corpus"),
     (["data", "get", "sst9"], "no corpus is called 'sst9'"),
 ])  # fmt: skip
@@ -227,3 +232,17 @@ def test_languages_are_named_or_said_to_be_unknown(run, pair, tmp_path):
     assert "languages: unknown; name them with" in run("prepare", *pair, "--out", tmp_path / "b")[1]
     code, _, err = run("prepare", "agreement", *known, "--out", tmp_path / "c")
     assert (code, "go with --source or --tsv, not with a corpus" in err) == (2, True)
+
+
+def test_labels_and_text_keep_their_bytes_if_asked_and_with_such_a_tokenizer(run, tmp_path):
+    rows = [normalize(form, "très café\tdéjà\n") for form in ("NFC", "NFD")]
+    (tmp_path / "a.tsv").write_text("text\tlabel\n" + "".join(rows))
+    arguments = ("prepare", "--labels", tmp_path / "a.tsv", "--out")
+    assert run(*arguments, tmp_path / "store", "--normalization", "none")[0] == 0
+    own = tmp_path / "store/tokenizer.json"
+    assert run(*arguments, tmp_path / "again", "--tokenizer", own)[0] == 0
+    for store in (Store.open(tmp_path / name) for name in ("store", "again")):
+        shown = [(row["text"], store.labels[row["label"]]) for row in store.split("train")]
+        assert [f"{store.tokenizer.decode(ids)}\t{label}\n" for ids, label in shown] == rows
+    code, _, err = run(*arguments, tmp_path / "one")
+    assert (code, "has only the label 'déjà'" in err) == (2, True)

@@ -222,3 +222,21 @@ def test_a_small_corpus_gets_a_small_vocabulary(pairs, tmp_path):
     store = prepare(pairs, tmp_path / "store")
     assert store.manifest["settings"]["vocabulary"]["size"] == 1024
     assert prepare(pairs.adjusted(vocab_size=300), tmp_path / "other").tokenizer.vocab_size <= 300
+
+
+def test_two_spellings_of_a_label_are_one_class_unless_asked(tmp_path):
+    rows = [
+        ("a", "caf\N{LATIN SMALL LETTER E WITH ACUTE}"),
+        ("b", "cafe\N{COMBINING ACUTE ACCENT}"),
+        ("c", "tea"),
+    ]
+    path = write(tmp_path / "a.tsv", tsv(rows, ("text", "label")))
+    store = prepare(labelled_recipe({"train": path}), tmp_path / "store")
+    assert store.labels == (rows[0][1], "tea")
+    assert [row["label"] for row in store.split("train")] == [0, 0, 1]
+    exact = prepare(labelled_recipe({"train": path}, normalization="none"), tmp_path / "exact")
+    assert exact.labels == tuple(sorted(label for _, label in rows))
+    assert [exact.labels[row["label"]] for row in exact.split("train")] == [label for _, label in rows]
+    recorded = [one.manifest["settings"]["normalization"] for one in (store, exact)]
+    assert recorded == ["nfc", "none"]
+    assert (store.tokenizer.normalization, exact.tokenizer.normalization) == ("nfc", "none")

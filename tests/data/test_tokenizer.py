@@ -1,3 +1,6 @@
+from functools import partial
+from unicodedata import normalize
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,6 +22,11 @@ def bpe():
 
 
 @pytest.fixture(scope="module")
+def exact():
+    return Tokenizer.train_bpe(LINES, 300, normalization="none")
+
+
+@pytest.fixture(scope="module")
 def words():
     return Tokenizer.train_words(LINES)
 
@@ -37,9 +45,9 @@ def test_training_is_deterministic():
 
 
 @given(text=st.text(max_size=60))
-def test_bpe_gives_any_text_back_and_no_control_id(bpe, text):
-    ids = bpe.encode(text)
-    assert bpe.decode(ids) == text
+def test_bpe_gives_any_text_back_and_no_control_id(exact, text):
+    ids = exact.encode(text)
+    assert exact.decode(ids) == text
     assert all(index > UNK for index in ids)
 
 
@@ -128,3 +136,29 @@ def test_full_cache_is_emptied(bpe, monkeypatch):
 def test_token_type_follows_the_vocabulary():
     assert token_dtype(65_536).itemsize == 2
     assert token_dtype(65_537).itemsize == 4
+
+
+@pytest.mark.parametrize("train", [partial(Tokenizer.train_bpe, vocab_size=300), Tokenizer.train_words])
+@pytest.mark.parametrize("moses", [None, "de"])
+def test_the_unicode_form_of_a_text_does_not_matter_unless_asked(train, moses, tmp_path):
+    composed, decomposed = (normalize(form, " ".join(LINES)) for form in ("NFC", "NFD"))
+    tokenizer = train([decomposed])
+    tokenizer.save(tmp_path / "nfc.json")
+    assert Tokenizer.load(tmp_path / "nfc.json").normalization == "nfc"
+    before = tokenizer.pretokenizer(moses)
+    ids = tokenizer.encode(before(decomposed))
+    assert ids == tokenizer.encode(before(composed))
+    assert UNK not in ids or moses
+    assert tokenizer.decode(tokenizer.encode(decomposed)) == composed
+    exact = train([decomposed], normalization="none")
+    exact.save(tmp_path / "none.json")
+    assert Tokenizer.load(tmp_path / "none.json").normalization == "none"
+    assert exact.decode(exact.encode(decomposed)) == decomposed
+
+
+def test_a_tokenizer_that_changes_the_text_otherwise_is_refused(tmp_path):
+    path = tmp_path / "tokenizer.json"
+    Tokenizer.train_words(LINES).save(path)
+    path.write_text(path.read_text().replace('"NFC"', '"Lowercase"'))
+    with pytest.raises(ValueError, match=r"was not made by diffwindow: it changes the text \(Lowercase"):
+        Tokenizer.load(path)

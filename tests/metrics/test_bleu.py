@@ -1,9 +1,11 @@
 import math
+from unicodedata import normalize
 
 import pytest
 import sacrebleu
 
 from diffwindow.metrics.bleu import bleu_terms, paired_bootstrap, split_compounds, translation_scores
+from diffwindow.metrics.outcomes import bleu_of
 
 REFERENCES = [
     "Ein Mann in einem gelb-schwarzen Hemd läuft über die Straße.",
@@ -99,3 +101,14 @@ def test_bootstrap_sees_that_perfect_is_better_and_says_how_it_was_drawn():
 def test_unpaired_sentences_are_refused():
     with pytest.raises(ValueError, match="2 translations for 3 references"):
         translation_scores(HYPOTHESES[:2], REFERENCES, language="de")
+
+
+@pytest.mark.parametrize("language", ["fr", "zh", None])
+def test_the_unicode_form_of_a_text_does_not_matter(language):
+    composed = ["les clés sont déjà là , bien sûr", "un garçon très âgé"]
+    decomposed = [normalize("NFD", text) for text in composed]
+    for score in translation_scores(decomposed, composed, language=language).values():
+        assert score.value == pytest.approx(100.0)
+    assert bleu_of(bleu_terms(composed, decomposed, language=language).sum(0)) == pytest.approx(100.0)
+    same = paired_bootstrap(decomposed, composed, composed, language=language, samples=20)
+    assert [one.value - one.other for one in same] == [0.0] * len(same)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from diffwindow.data.prepare import Estimate
     from diffwindow.data.readers import Columns
     from diffwindow.data.recipe import Recipe
+    from diffwindow.data.tokenizer import Normalization
 
 app = typer.Typer(help="The corpora: what there is, and how to get it.", no_args_is_help=True)
 Raw = Annotated[
@@ -50,6 +51,12 @@ def prepare(
         int | None, typer.Option(min=1, help="Size of the vocabulary; by default it suits the corpus.")
     ] = None,
     tokenizer: Annotated[File, typer.Option(help="Use this tokenizer.json instead of learning one.")] = None,
+    normalization: Annotated[
+        Literal["nfc", "none"] | None,
+        typer.Option(
+            help="Unicode form of texts and labels: nfc (default), or none, which keeps their bytes."
+        ),
+    ] = None,
     moses: Annotated[
         str | None,
         typer.Option(
@@ -75,6 +82,7 @@ def prepare(
     from diffwindow.cli.errors import naming_data_option
     from diffwindow.data.corpora import GENERATED, recipe_of
     from diffwindow.data.readers import Columns
+    from diffwindow.data.tokenizer import Tokenizer
 
     inputs = {"a corpus": corpus, "--source": source, "--tsv": tsv, "--labels": labels, "--text": text}
     chosen = _chosen_input(inputs)
@@ -98,8 +106,14 @@ def prepare(
         raise ValueError(
             f"--vocab-size {vocab_size} is for a new vocabulary, but {tokenizer} has its own; leave one out"
         )
+    if tokenizer and normalization:
+        raise ValueError(
+            f"--normalization {normalization} is for a new vocabulary, but {tokenizer} has its own; "
+            "leave one out"
+        )
     if (rows or seed) and corpus not in GENERATED:
         raise ValueError(f"--rows and --seed are for a generated corpus, one of {', '.join(GENERATED)}")
+    form: Normalization = Tokenizer.load(tokenizer).normalization if tokenizer else normalization or "nfc"
     with _naming_options(), naming_data_option():
         if corpus:
             recipe = recipe_of(corpus, data, rows=rows, seed=seed)
@@ -108,9 +122,9 @@ def prepare(
         else:
             files = {"train": tsv or labels or text, "valid": valid, "test": test}
             columns = Columns(text_column, label_column)
-            recipe = _file_recipe(chosen, files, columns, skip_bad=skip_bad)
+            recipe = _file_recipe(chosen, files, columns, form, skip_bad=skip_bad)
         known = {field: language for field, language in languages.items() if language}
-        recipe = recipe.adjusted(vocab_size=vocab_size, moses=moses, languages=known)
+        recipe = recipe.adjusted(vocab_size=vocab_size, moses=moses, languages=known, normalization=form)
         _run(recipe, out, tokenizer, workers, skip_bad=skip_bad, dry_run=dry_run)
 
 
@@ -138,14 +152,16 @@ def _parallel_recipe(name: str, sides: dict[str, tuple[File, File]]) -> Recipe:
     return Recipe(name, "translation", splits)
 
 
-def _file_recipe(option: str, files: dict[str, File], columns: Columns, *, skip_bad: bool) -> Recipe:
+def _file_recipe(
+    option: str, files: dict[str, File], columns: Columns, normalization: Normalization, *, skip_bad: bool
+) -> Recipe:
     """Return the recipe of one file per split, of the kind that the option names."""
     from diffwindow.data.own_files import labelled_recipe, plain_text, tsv_pairs
     from diffwindow.data.recipe import Recipe
 
     existing = {split: _existing(file) for split, file in files.items() if file}
     if option == "--labels":
-        return labelled_recipe(existing, columns, skip_bad=skip_bad)
+        return labelled_recipe(existing, columns, skip_bad=skip_bad, normalization=normalization)
     read, task = (plain_text, "lm") if option == "--text" else (tsv_pairs, "translation")
     return Recipe(existing["train"].name, task, {split: read(file) for split, file in existing.items()})
 

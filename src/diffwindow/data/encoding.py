@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffwindow.data.lines import Row
-from diffwindow.data.tokenizer import Tokenizer, pretokenizers, token_dtype
+from diffwindow.data.tokenizer import Tokenizer, token_dtype
 from diffwindow.data.writer import Chunk
 from diffwindow.processes import end_with_parent
 from diffwindow.special_tokens import EOS
@@ -103,8 +103,9 @@ class ChunkEncoder:
     """Encode raw chunks with one tokenizer."""
 
     def __init__(self, tokenizer_file: Path, moses: dict[str, str]) -> None:
-        self._encoder = Encoder(Tokenizer.load(tokenizer_file))
-        self._before = pretokenizers(moses)
+        tokenizer = Tokenizer.load(tokenizer_file)
+        self._encoder = Encoder(tokenizer)
+        self._before = {name: tokenizer.pretokenizer(language) for name, language in moses.items()}
 
     def __call__(self, chunk: RawChunk) -> Chunk:
         """Encode one chunk."""

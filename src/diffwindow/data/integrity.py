@@ -49,6 +49,8 @@ class _Tokenizer(BaseModel):
 
 class _Settings(BaseModel):
     corpus: str
+    # stores from before it was recorded
+    normalization: Literal["nfc", "none"] = "none"
     moses: dict[str, str]
     languages: dict[str, str] = {}
     labels: list[str] = []

@@ -6,7 +6,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +44,7 @@ def prepare(
     tokenizer.json in place of a new vocabulary.
     """
     if tokenizer:
-        # fail early if it cannot be read
-        Tokenizer.load(tokenizer)
+        recipe = replace(recipe, normalization=Tokenizer.load(tokenizer).normalization)
     else:
         recipe = with_vocabulary_size(recipe)
     given = sha256_of(tokenizer) if tokenizer else None
@@ -201,7 +200,7 @@ def _learning(recipe: Recipe, first: list[Row], scale: float, tokenizer_file: Pa
     """Learn a vocabulary from the sample and return the seconds that the whole would take."""
     characters = sum(map(len, texts_of(iter(first), recipe)))
     started = time.perf_counter()
-    trained(recipe.vocabulary, texts_of(iter(first), recipe)).save(tokenizer_file)
+    trained(recipe, texts_of(iter(first), recipe)).save(tokenizer_file)
     return (time.perf_counter() - started) * min(scale, max(1, TRAINING_CHARACTERS / max(1, characters)))
 
 

@@ -17,7 +17,7 @@ from diffwindow.data.lines import Audit, CorpusError, Row, located
 from diffwindow.data.readers import reviews
 from diffwindow.data.store import TASKS
 from diffwindow.data.synthetic import Part
-from diffwindow.data.tokenizer import Kind
+from diffwindow.data.tokenizer import Kind, Normalization
 
 Reader = Callable[[Audit], Iterator[Row]]
 HubRow = dict[str, Any]
@@ -95,7 +95,7 @@ class Recipe:
     `variant` names what the files do not show: seed and number of generated rows, the share of rows kept,
     the columns that are read.
     `moses` and `languages` are by text field: what is Moses-tokenised, and what language is known. `labels`
-    names the classes by number.
+    names the classes by number. `normalization` is that of a new vocabulary; a given one has its own.
     """
 
     name: str
@@ -106,6 +106,7 @@ class Recipe:
     languages: dict[str, str] = field(default_factory=dict)
     labels: tuple[str, ...] = ()
     variant: Settings = field(default_factory=dict)
+    normalization: Normalization = "nfc"
 
     def adjusted(
         self,
@@ -113,8 +114,9 @@ class Recipe:
         vocab_size: int | None = None,
         moses: str | None = None,
         languages: dict[str, str] | None = None,
+        normalization: Normalization | None = None,
     ) -> Recipe:
-        """Return the recipe with another vocabulary size, languages, and what Moses tokenises.
+        """Return the recipe with another vocabulary size, normalization, languages, and what Moses tokenises.
 
         `moses` has a language per text field (`en,de`), or is `auto`: those of `languages`.
         """
@@ -133,6 +135,7 @@ class Recipe:
             vocabulary=replace(self.vocabulary, size=size),
             moses=tokenised,
             languages=tokenised | known,
+            normalization=normalization or self.normalization,
         )
 
     def settings(self) -> dict[str, Any]:
@@ -140,6 +143,7 @@ class Recipe:
         return {
             "corpus": _shown(Path(self.name)),
             "vocabulary": {"kind": self.vocabulary.kind, "size": self.vocabulary.size},
+            "normalization": self.normalization,
             "moses": self.moses,
             "languages": self.languages,
             "labels": list(self.labels),

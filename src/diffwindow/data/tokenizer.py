@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import tokenizers
 from numpy.typing import NDArray
-from tokenizers import decoders, models, pre_tokenizers, trainers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from diffwindow.extras import require
 from diffwindow.files import write_atomically
@@ -21,6 +21,7 @@ from diffwindow.special_tokens import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
 
 CONTROL = (PAD, BOS, EOS)
 Kind = Literal["bpe", "words"]
+Normalization = Literal["nfc", "none"]
 Ids = Sequence[int] | NDArray[Any]
 _KINDS: dict[str, Kind] = {"ByteLevel": "bpe", "WhitespaceSplit": "words"}
 
@@ -42,12 +43,16 @@ class Tokenizer:
         self.kind = kind
 
     @classmethod
-    def train_bpe(cls, lines: Iterable[str], vocab_size: int) -> Tokenizer:
+    def train_bpe(
+        cls, lines: Iterable[str], vocab_size: int, *, normalization: Normalization = "nfc"
+    ) -> Tokenizer:
         """Learn a byte-level BPE of exactly `vocab_size` ids, or fewer when the text has no more pairs."""
         alphabet = pre_tokenizers.ByteLevel.alphabet()
         if vocab_size < len(SPECIAL_TOKENS) + len(alphabet):
             raise ValueError(f"vocab_size={vocab_size} is too small: bytes and special tokens alone need 260")
         backend = tokenizers.Tokenizer(models.BPE())
+        if normalization == "nfc":
+            backend.normalizer = normalizers.NFC()
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         backend.decoder = decoders.ByteLevel()
         trainer = trainers.BpeTrainer(
@@ -60,11 +65,14 @@ class Tokenizer:
         return cls(backend, "bpe")
 
     @classmethod
-    def train_words(cls, lines: Iterable[str], vocab_size: int | None = None) -> Tokenizer:
+    def train_words(
+        cls, lines: Iterable[str], vocab_size: int | None = None, *, normalization: Normalization = "nfc"
+    ) -> Tokenizer:
         """Keep the most frequent words (all of them by default); the rest become `<unk>`."""
         counts: Counter[str] = Counter()
+        normalizer = normalizers.NFC() if normalization == "nfc" else None
         for line in lines:
-            counts.update(line.split())
+            counts.update((normalizer.normalize_str(line) if normalizer else line).split())
         for name in SPECIAL_TOKENS:
             counts.pop(name, None)
         by_frequency = sorted(counts, key=lambda word: (-counts[word], word))
@@ -73,6 +81,8 @@ class Tokenizer:
         )
         vocabulary = {word: index for index, word in enumerate([*SPECIAL_TOKENS, *kept])}
         backend = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=SPECIAL_TOKENS[UNK]))
+        if normalizer:
+            backend.normalizer = normalizer
         backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         backend.add_special_tokens(list(SPECIAL_TOKENS))
         return cls(backend, "words")
@@ -91,6 +101,8 @@ class Tokenizer:
         except Exception as error:  # the library raises bare Exception on a damaged file
             raise ValueError(f"{path} is not a tokenizer file: {error}") from error
         tokens = tuple(backend.id_to_token(index) for index in range(len(SPECIAL_TOKENS)))
+        if not isinstance(backend.normalizer, normalizers.NFC | None):
+            raise ValueError(f"{path} was not made by diffwindow: it changes the text ({backend.normalizer})")
         if scheme not in _KINDS or tokens != SPECIAL_TOKENS:
             raise ValueError(
                 f"{path} was not made by diffwindow: it splits by {scheme} and its first ids are {tokens}"
@@ -108,6 +120,15 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """Number of ids."""
         return int(self._backend.get_vocab_size())
+
+    @property
+    def normalization(self) -> Normalization:
+        """What is done to a text first: `nfc` (see `nfc`), or `none`, as for all before this was known."""
+        return "none" if self._backend.normalizer is None else "nfc"
+
+    def pretokenizer(self, language: str | None) -> Callable[[str], str]:
+        """Return what is done to a text before `encode`: Moses of a language, or nothing."""
+        return moses_tokenizer(language, normalization=self.normalization) if language else str
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of `text`, without begin or end."""
@@ -150,14 +171,18 @@ def nfc(text: str) -> str:
     return unicodedata.normalize("NFC", text)
 
 
-def moses_tokenizer(language: str) -> Callable[[str], str]:
-    """Return a function that separates words and punctuation by spaces, as Moses does for `language`."""
+def moses_tokenizer(language: str, *, normalization: Normalization = "nfc") -> Callable[[str], str]:
+    """Return a function that separates words and punctuation by spaces, as Moses does for `language`.
+
+    Text is normalised first: Moses takes an accent by itself for punctuation.
+    """
     require("sacremoses")
     # slow to import, and few corpora need it
     from sacremoses import MosesTokenizer
 
     tokenizer = MosesTokenizer(lang=language)
-    return lambda text: str(tokenizer.tokenize(text, escape=False, return_str=True))
+    normalize = nfc if normalization == "nfc" else str
+    return lambda text: str(tokenizer.tokenize(normalize(text), escape=False, return_str=True))
 
 
 def moses_detokenizer(language: str) -> Callable[[str], str]:
@@ -167,11 +192,6 @@ def moses_detokenizer(language: str) -> Callable[[str], str]:
 
     detokenizer = MosesDetokenizer(lang=language)
     return lambda text: str(detokenizer.detokenize(text.split()))
-
-
-def pretokenizers(languages: dict[str, str]) -> dict[str, Callable[[str], str]]:
-    """Return the pre-tokeniser of each field that has a language."""
-    return {field: moses_tokenizer(language) for field, language in languages.items()}
 
 
 def token_dtype(vocab_size: int) -> np.dtype[np.unsignedinteger]:

@@ -7,12 +7,13 @@ import math
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 from diffwindow.data.encoding import CHUNK_ROWS
 from diffwindow.data.lines import Audit, Row
-from diffwindow.data.recipe import Recipe, Vocabulary
+from diffwindow.data.recipe import Recipe
 from diffwindow.data.store import TASKS
-from diffwindow.data.tokenizer import Tokenizer, pretokenizers
+from diffwindow.data.tokenizer import Tokenizer, moses_tokenizer
 from diffwindow.progress import SILENT, Progress
 
 # a vocabulary is learned from this much text, spread over the corpus: learning takes some 2 kB of memory for
@@ -64,7 +65,7 @@ def train_vocabulary(recipe: Recipe, *, skip_bad: bool, progress: Progress = SIL
             if number % stride == 0:
                 yield row
 
-    tokenizer = trained(recipe.vocabulary, texts_of(sampled(), recipe))
+    tokenizer = trained(recipe, texts_of(sampled(), recipe))
     _return_memory()
     return tokenizer
 
@@ -76,17 +77,19 @@ def _return_memory() -> None:
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
-def trained(vocabulary: Vocabulary, lines: Iterator[str]) -> Tokenizer:
-    """Train the kind of tokenizer that `vocabulary` names."""
-    if vocabulary.kind == "words":
-        return Tokenizer.train_words(lines, vocabulary.size)
-    assert vocabulary.size is not None, "byte-level BPE needs a size"
-    return Tokenizer.train_bpe(lines, vocabulary.size)
+def trained(recipe: Recipe, lines: Iterator[str]) -> Tokenizer:
+    """Train the kind of tokenizer that a recipe names."""
+    size, normalization = recipe.vocabulary.size, recipe.normalization
+    if recipe.vocabulary.kind == "words":
+        return Tokenizer.train_words(lines, size, normalization=normalization)
+    assert size is not None, "byte-level BPE needs a size"
+    return Tokenizer.train_bpe(lines, size, normalization=normalization)
 
 
 def texts_of(rows: Iterator[Row], recipe: Recipe) -> Iterator[str]:
     """Yield every text of the rows, pre-tokenised as the recipe says."""
-    before = pretokenizers(recipe.moses)
+    moses = partial(moses_tokenizer, normalization=recipe.normalization)
+    before = {field: moses(language) for field, language in recipe.moses.items()}
     for row in rows:
         for field in TASKS[recipe.task]:
             text = str(row[field])

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from diffwindow.data.tokenizer import Tokenizer, moses_detokenizer, moses_tokenizer
+from diffwindow.data.tokenizer import Tokenizer, moses_detokenizer
 from diffwindow.decoding.beam import greedy_search
 from diffwindow.decoding.sampling import sample
 from diffwindow.decoding.search import FREE, Constraints
@@ -54,8 +54,8 @@ def continuations(
     `moses` is the language that Moses tokenises first, if any. A model of `running_text`, trained on blocks,
     has seen lines begin after the end of another; others after the beginning.
     """
-    before, after = (moses_tokenizer(moses), moses_detokenizer(moses)) if moses else (str, str)
-    ids = tokenizer.encode(before(prompt))
+    after = moses_detokenizer(moses) if moses else str
+    ids = tokenizer.encode(tokenizer.pretokenizer(moses)(prompt))
     opening = EOS if running_text else BOS
     with evaluating(model) as device:
         start = continuation_start(

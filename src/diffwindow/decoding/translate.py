@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from diffwindow.data.tokenizer import Tokenizer, moses_detokenizer, moses_tokenizer
+from diffwindow.data.tokenizer import Tokenizer, moses_detokenizer
 from diffwindow.decoding.batches import ReportDone, in_batches, padded, report_nothing
 from diffwindow.decoding.beam import beam_search
 from diffwindow.decoding.ensemble import Ensemble
@@ -103,7 +103,7 @@ def translate_texts(
     progress: ReportDone = report_nothing,
 ) -> list[list[Output]]:
     """Translate texts, through the Moses tokenizers of the languages that `moses` names."""
-    before = moses_tokenizer(moses["source"]) if "source" in moses else str
+    before = tokenizer.pretokenizer(moses.get("source"))
     after = moses_detokenizer(moses["target"]) if "target" in moses else str
     sources = tokenizer.encode_batch([before(text.strip()) for text in texts])
     outputs = translate(model, tokenizer, sources, search, progress=progress)

@@ -7,7 +7,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from diffwindow.data.tokenizer import moses_detokenizer
+from diffwindow.data.tokenizer import moses_detokenizer, nfc
 from diffwindow.decoding.translate import Search, translate
 from diffwindow.evaluation.windows import as_rows, has_gold_windows, window_fits
 from diffwindow.metrics.accuracy import accuracy, accuracy_by, mcnemar
@@ -64,7 +64,8 @@ def _translation(
     language, moses = trained.record.languages.get("target"), trained.moses.get("target")
     plain: Callable[[str], str] = moses_detokenizer(moses) if moses else str
     hypotheses = [plain(best[0].text) for best in outputs]
-    references = [plain(tokenizer.decode(target.tolist())) for target in targets]
+    # composed, as they are scored: runs that normalise and runs that do not have the same references
+    references = [nfc(plain(tokenizer.decode(target.tolist()))) for target in targets]
     quick = task.validate(trained.model, split, progress=progress)
     metrics = {
         **score_texts(hypotheses, references, language=language),

@@ -1,4 +1,7 @@
-"""BLEU three ways and chrF, each with the signature that makes it comparable."""
+"""BLEU three ways and chrF, each with the signature that makes it comparable.
+
+Texts are composed first (Unicode NFC): an accent in another form is no other word.
+"""
 
 import re
 from collections.abc import Callable, Sequence
@@ -13,7 +16,7 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.significance import PairedTest
 
-from diffwindow.data.tokenizer import moses_tokenizer
+from diffwindow.data.tokenizer import moses_tokenizer, nfc
 
 _HYPHEN = re.compile(r"(\S)-(\S)")
 Rewrite = Callable[[str], str]
@@ -69,11 +72,11 @@ def translation_scores(
     hyphenated words besides, which alone moves German by about a point. Without a language there are
     neither: any tokenizer would be a guess.
     """
-    _check(hypotheses, references)
+    both = _composed(hypotheses, references)
     scores = {}
     for name, way in _ways(language).items():
         metric = way.metric()
-        sides = [[way.rewrite(text) for text in side] for side in (hypotheses, references)]
+        sides = [[way.rewrite(text) for text in side] for side in both]
         result = metric.corpus_score(sides[0], [sides[1]])
         scores[name] = Score(float(result.score), way.prefix + str(metric.get_signature()))
     return scores
@@ -83,12 +86,10 @@ def bleu_terms(
     hypotheses: Sequence[str], references: Sequence[str], *, language: str | None
 ) -> NDArray[np.int32]:
     """Return what each sentence adds to `bleu`: lengths, matches and n-grams, for `outcomes.bleu_of`."""
-    _check(hypotheses, references)
+    both = _composed(hypotheses, references)
     # the option changes only the score of a sentence, which is not used, and keeps sacreBLEU from warning
     metric = BLEU(effective_order=True, tokenize=_UNSPACED.get(language or ""))
-    scores: Any = [
-        metric.sentence_score(*pair) for pair in zip(hypotheses, [[r] for r in references], strict=True)
-    ]
+    scores: Any = [metric.sentence_score(one, [reference]) for one, reference in zip(*both, strict=True)]
     rows = [[one.sys_len, one.ref_len, *one.counts, *one.totals] for one in scores]
     return np.array(rows, np.int32).reshape(-1, 10)
 
@@ -102,11 +103,10 @@ def paired_bootstrap(
     samples: int = 1000,
 ) -> list[Comparison]:
     """Compare two systems in every way with sacreBLEU's paired bootstrap (Koehn 2004)."""
-    _check(hypotheses, references)
-    _check(other, references)
+    texts = _composed(hypotheses, other, references)
     comparisons = []
     for name, way in _ways(language).items():
-        first, second, gold = ([way.rewrite(text) for text in s] for s in (hypotheses, other, references))
+        first, second, gold = ([way.rewrite(text) for text in s] for s in texts)
         systems: Any = [("first", first), ("second", second)]
         test = PairedTest(systems, {name: way.metric()}, [gold], test_type="bs", n_samples=samples)
         signatures, results = test()
@@ -121,9 +121,13 @@ def paired_bootstrap(
     return comparisons
 
 
-def _check(hypotheses: Sequence[str], references: Sequence[str]) -> None:
-    if len(hypotheses) != len(references):
-        raise ValueError(f"{len(hypotheses)} translations for {len(references)} references")
+def _composed(*systems_and_references: Sequence[str]) -> list[list[str]]:
+    """Compose all texts; raise unless each system has a translation for each reference, which come last."""
+    *systems, references = systems_and_references
+    for hypotheses in systems:
+        if len(hypotheses) != len(references):
+            raise ValueError(f"{len(hypotheses)} translations for {len(references)} references")
+    return [list(map(nfc, texts)) for texts in systems_and_references]
 
 
 def _ways(language: str | None) -> dict[str, _Way]:

@@ -1,7 +1,7 @@
 """Trained: a model folder opened for use, whatever kind of model it holds."""
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Self
 from diffwindow.data.own_files import label_numbers
 from diffwindow.data.recipe import check_language
 from diffwindow.data.store import Store
-from diffwindow.data.tokenizer import Tokenizer, moses_tokenizer
+from diffwindow.data.tokenizer import Tokenizer
 from diffwindow.files import sha256_of
 from diffwindow.models.build import MODELS, Model
 from diffwindow.models.classifier import Classifier
@@ -70,8 +70,7 @@ class Trained:
 
     def encode(self, texts: Sequence[str], field: str) -> list[list[int]]:
         """Encode texts of a field as its corpus was, through Moses if that was."""
-        language = self.moses.get(field)
-        before: Callable[[str], str] = moses_tokenizer(language) if language else str
+        before = self.tokenizer.pretokenizer(self.moses.get(field))
         return [list(ids) for ids in self.tokenizer.encode_batch([before(text.strip()) for text in texts])]
 
     def task(self, store: Store) -> AnyTask:
