@@ -92,6 +92,12 @@ def test_a_file_changes_a_preset(tmp_path):
         ("- 1\n", "mine.yaml: a config has sections"),
         ("taks: {kind: lm}\n", "mine.yaml:1: there is no key 'taks"),
         ("", "mine.yaml: a config has sections"),
+        (
+            "preset: sst2\ntrain:\n  lr: 1\n  lr: 2\n",
+            "mine.yaml:4: not valid YAML: the key 'lr' is there twice",
+        ),
+        ("preset: sst2\ntrain: {? [lr] : 2}\n", "mine.yaml:2: not valid YAML: a key is a name"),
+        ("preset: sst2\ntrain: {}\nmodle: {}\n", "mine.yaml:3: there is no key 'modle'"),
         ("preset: sst2\ntrain: {lr: !rate 3}\n", "mine.yaml:2: not valid YAML"),
         ("task: {kind: lm}\ndata: {corpus: lm1b}\n", "mine.yaml: the key 'train.max_updates' is missing"),
     ],

@@ -142,13 +142,12 @@ def test_what_the_first_validation_needs_is_asked_before_training(tmp_path):
     fit(tmp_path / "short", Unvalidated(), valid_every=1000)
 
 
-def test_examples_that_are_too_long_are_told_of(tmp_path, capsys):
+def test_examples_that_are_too_long_and_a_warmup_that_is_are_told_of(tmp_path, capsys):
     with show_progress() as progress:
-        Trainer(MajorityTask(), settings(max_tokens=8), tmp_path, World(), progress).fit()
-    lengths = MajorityTask().lengths("train")[0]
-    assert f"{(lengths > 8).sum()} training examples are longer than train.max_tokens=8" in (
-        capsys.readouterr().err
-    )
+        Trainer(MajorityTask(), settings(max_tokens=8, warmup=31), tmp_path, World(), progress).fit()
+    lengths, said = MajorityTask().lengths("train")[0], capsys.readouterr().err
+    assert "train.warmup=31 is longer than the run" in said
+    assert f"{(lengths > 8).sum()} training examples are longer than train.max_tokens=8" in (said)
 
 
 @pytest.mark.parametrize("accumulate", [1, 2, 5])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import math
+import re
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -50,6 +51,15 @@ def is_lost_peer(error: RuntimeError) -> bool:
     text = str(error).lower()
     signs = ("connection closed", "connection reset", "broken pipe", "gloo", "nccl", "timed out")
     return isinstance(error, torch.distributed.DistError) or any(sign in text for sign in signs)
+
+
+def first_sentence(text: str) -> str:
+    """Return the first sentence of a message without its full stop: some say too much.
+
+    >>> first_sentence("[pair.cc:534] Connection closed by peer [127.0.0.1]:80. Who did this?")
+    '[pair.cc:534] Connection closed by peer [127.0.0.1]:80'
+    """
+    return re.split(r"[.!?](?:\s|$)|\n", text.strip(), maxsplit=1)[0]
 
 
 @contextmanager

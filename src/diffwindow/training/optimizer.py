@@ -71,3 +71,17 @@ def learning_rate(update: int, config: TrainConfig) -> float:
     left = 1 - (update - config.warmup) / max(1, config.max_updates - config.warmup)
     share = left if config.schedule == "linear" else (1 - math.cos(math.pi * left)) / 2
     return config.final_lr + (config.lr - config.final_lr) * share
+
+
+def short_of_warmup(config: TrainConfig) -> str | None:
+    """Return a sentence if the run ends before its warm-up, else None.
+
+    >>> short_of_warmup(TrainConfig(max_updates=10, lr=1.0, warmup=40, warmup_from=0.0))
+    'train.warmup=40 is longer than the run: the rate rises to 0.25, not to train.lr=1; lower train.warmup'
+    """
+    if config.max_updates >= config.warmup:
+        return None
+    return (
+        f"train.warmup={config.warmup} is longer than the run: the rate rises to "
+        f"{learning_rate(config.max_updates, config):.2g}, not to train.lr={config.lr:g}; lower train.warmup"
+    )

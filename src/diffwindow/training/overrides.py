@@ -93,10 +93,25 @@ def _composed(text: str) -> yaml.Node | None:
         if depth > MAX_DEPTH:
             raise ValueError(too_deep)
         if isinstance(node, yaml.MappingNode):
+            _check_names(node)
             waiting += [(child, depth + 1) for pair in node.value for child in pair]
         elif isinstance(node, yaml.SequenceNode):
             waiting += [(child, depth + 1) for child in node.value]
     return root
+
+
+def _check_names(section: yaml.MappingNode) -> None:
+    """Raise if a key of a section is not a name, or is there twice."""
+    names: set[str] = set()
+    for key, _ in section.value:
+        problem = None
+        if not isinstance(key, yaml.ScalarNode):
+            problem = "a key is a name"
+        elif key.value in names:
+            problem = f"the key {quoted(key.value)} is there twice"
+        if problem:
+            raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+        names.add(key.value)
 
 
 def _from_file(path: Path, data: Path | None) -> Draft:
@@ -124,9 +139,17 @@ def _from_file(path: Path, data: Path | None) -> Draft:
     values = preset(base, data or named) if base else _task_values(leaves) | {"name": path.stem}
     draft = Draft(values, str(path))
     for key, value, line in leaves:
-        if key != ("preset",):
+        # an empty section changes nothing if it exists
+        if key != ("preset",) and not (value == {} and isinstance(_value(draft.values, key), dict)):
             draft.put(key, value, f"{path}:{line}")
     return draft
+
+
+def _value(values: Any, path: Keys) -> Any:
+    """Return a value of nested sections, or None if there is none."""
+    for name in path:
+        values = values.get(name) if isinstance(values, dict) else None
+    return values
 
 
 def _task_values(leaves: Iterable[tuple[Keys, Any, int]]) -> dict[str, Any]:
@@ -136,10 +159,10 @@ def _task_values(leaves: Iterable[tuple[Keys, Any, int]]) -> dict[str, Any]:
 
 
 def _leaves(section: yaml.MappingNode, path: Keys) -> Iterator[tuple[Keys, Any, int]]:
-    """Yield the path, value and line of everything in a YAML tree that is not a section."""
+    """Yield the path, value and line of everything in a YAML tree that is not a section, or an empty one."""
     for key, value in section.value:
         name = (*path, str(key.value))
-        if isinstance(value, yaml.MappingNode):
+        if isinstance(value, yaml.MappingNode) and value.value:
             yield from _leaves(value, name)
         else:
             yield name, yaml.SafeLoader("").construct_object(value, deep=True), key.start_mark.line + 1

@@ -25,11 +25,13 @@ from diffwindow.training.failures import (
     StopRequest,
     TrainingError,
     explained,
+    first_sentence,
     is_lost_peer,
     stop_on_signals,
 )
 from diffwindow.training.final_model import load_final_weights, worse_average
 from diffwindow.training.logs import RunLogs, read_records
+from diffwindow.training.optimizer import short_of_warmup
 from diffwindow.training.reports import Stopwatch, loss_record, progress_line
 from diffwindow.training.run_checkpoints import RunCheckpoints
 from diffwindow.training.run_folder import LOG, MODEL
@@ -103,6 +105,8 @@ class Trainer(Generic[B]):
                     f"{dropped:,} training examples are longer than train.max_tokens="
                     f"{self._config.max_tokens} and are left out"
                 )
+            if warning := short_of_warmup(self._config):
+                self._progress.note(warning)
             with self._logging(position):
                 if self._state.must_validate(self._config):
                     self._validate()
@@ -147,7 +151,7 @@ class Trainer(Generic[B]):
                 raise
             # the state is still that of the last whole update
             self._save()
-            reason, good = str(error).splitlines()[0], self._checkpoints.last.last_good()
+            reason, good = first_sentence(str(error)), self._checkpoints.last.last_good()
             raise TrainingError(f"another process of the run ended ({reason}); {good}") from error
 
     def _update(self, work: UpdateBatches[B]) -> None:
