@@ -41,7 +41,9 @@ def test_the_command_trains_reports_and_does_not_train_again(tmp_path, monkeypat
     arguments += ["--rows", "Global;Enc(AW)", "--out", str(tmp_path)]
     first = CliRunner().invoke(app, arguments)
     assert first.exit_code == 0, first.output
+    assert "2 runs to train, 1 at once\nrun 1 of 2, generated data in place of " in first.stderr
     report = tmp_path / "table5-smoke" / REPORT
+    assert "## generated data in place of " in report.read_text(encoding="utf-8")
     assert {"Transformer", "Enc(AW)"} <= set(report.read_text(encoding="utf-8").replace("|", "\n").split())
     assert f"({FIGURE})" not in report.read_text(encoding="utf-8")
     for picture in PICTURES.keys() - {FIGURE}:
@@ -354,8 +356,8 @@ def test_a_report_keeps_what_other_commands_ran(tmp_path):
     done = CliRunner().invoke(app, [*arguments, "--columns", "sva", "--rows", "Global"])
     assert done.exit_code == 0, done.output
     text = (tmp_path / "table5-smoke" / REPORT).read_text(encoding="utf-8")
-    assert "## IMDB" in text
-    assert "## subject-verb agreement" in text
+    assert "## generated data in place of IMDB" in text
+    assert "## generated data in place of subject-verb agreement" in text
     assert "SST" not in text
     found = json.loads((tmp_path / "table5-smoke" / JSON).read_text(encoding="utf-8"))
     counts = {column["column"]: column["rows"][0]["ours"]["count"] for column in found["columns"]}

@@ -26,7 +26,7 @@ def reproduce(
     table: Annotated[str, typer.Argument(help="A table of `diffwindow reproduce list`, or `list`.")],
     scale: Annotated[
         str,
-        typer.Option(help="paper: its own settings; trained: to the end; mini: two cores; smoke: seconds."),
+        typer.Option(help="paper: its own settings; trained: to the end; mini: two cores; smoke: minutes."),
     ] = "mini",
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds, counted from 1.")] = 1,
     out: Annotated[Path, typer.Option(help="Folder of runs, corpora and reports.")] = Path("reproduced"),
@@ -54,7 +54,8 @@ def reproduce(
     from diffwindow.reproduce.scales import SCALES, scale_of
     from diffwindow.reproduce.tables import table_of
 
-    chosen_scale, full_table = scale_of(scale), table_of(table)
+    chosen_scale = scale_of(scale)
+    full_table = chosen_scale.titled(table_of(table))
     scaled_table = full_table.at(chosen_scale.experiments)
     if not columns and not scaled_table.columns:
         others = [name for name, one in SCALES.items() if full_table.at(one.experiments).columns]

@@ -151,15 +151,18 @@ def run_all(jobs: Sequence[Job], *, processes: int, tell: Tell) -> Iterator[Fini
     """
     if not jobs:
         return
+    tell(f"{len(jobs)} runs to train, {min(processes, len(jobs))} at once")
     # spawned: a forked process would inherit torch's threads in an unknown state
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(
         processes, mp_context=context, max_tasks_per_child=1, initializer=_start_worker
     ) as pool:
         try:
-            for job, future in _as_finished(pool, jobs, processes):
+            for number, (job, future) in enumerate(_as_finished(pool, jobs, processes), 1):
                 outcome = _outcome(job, future)
-                tell(f"{outcome.job.label}: {outcome.problem or _shown(outcome)}")
+                tell(
+                    f"run {number} of {len(jobs)}, {outcome.job.label}: {outcome.problem or _shown(outcome)}"
+                )
                 yield outcome
         except BaseException:
             interrupt_workers()

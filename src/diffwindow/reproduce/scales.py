@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from diffwindow.reproduce.table import Column
+from diffwindow.reproduce.table import Column, Table
 from diffwindow.spelling import check_choice
 
 
@@ -106,6 +106,15 @@ class Scale:
     name: str
     about: str
     experiments: dict[str, Experiment]
+    # whether generated data stand in for the data of every column
+    generated: bool = False
+
+    def titled(self, table: Table) -> Table:
+        """Return a table whose titles say where generated data stand in for a column's own."""
+        if not self.generated:
+            return table
+        columns = (replace(one, title=f"generated data in place of {one.title}") for one in table.columns)
+        return replace(table, columns=tuple(columns))
 
     def experiment(self, column: Column) -> Experiment:
         """Return the experiment of a column."""
@@ -221,7 +230,7 @@ _CLASSIFY = Experiment("agreement", _TINY, rows=200)
 _TRANSLATE = Experiment("reorder", _TINY, rows=200)
 SMOKE = Scale(
     "smoke",
-    "Any table in seconds, on generated data: shows that everything runs, and nothing else.",
+    "Any table in minutes, on generated data: shows that everything runs, and nothing else.",
     {
         **dict.fromkeys((*PAPER.experiments, *MINI.experiments), _CLASSIFY),
         **under(CANDIDATES, "tuning", _CLASSIFY),
@@ -235,6 +244,7 @@ SMOKE = Scale(
             Experiment("wikitext2", (*_TINY, "model.num_layers=2"), "agreement", rows=200, task="lm"),
         ),
     },
+    generated=True,
 )
 SCALES = {scale.name: scale for scale in (PAPER, TRAINED, MINI, SMOKE)}
 
