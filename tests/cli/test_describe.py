@@ -36,9 +36,17 @@ def test_describe_as_json(run):
     assert report["layers"][-1] == {"role": "Dec", "layer": 6, "attention": "Global"}
 
 
+def test_the_preset_of_a_task_takes_its_sizes_from_a_store(run, agreement_store):
+    code, output, _ = run("describe", "classification", "--data", str(agreement_store.folder), "--json")
+    config = json.loads(output)["config"]
+    assert (code, config["vocab_size"]) == (0, agreement_store.tokenizer.vocab_size)
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
+        (["classification"], "takes its sizes from a prepared corpus; give one, as --data STORE"),
+        (["sst2", "--data", "store"], "--data goes with translation, classification or language-model"),
         (["wmt14-en-du"], "did you mean 'wmt14-en-de'"),
         (["sst2", "--attention", "Dec(AW)"], "it has Enc"),
         (["wmt14-en-de", "--attention", "Dec(Loc)"], "for Enc and not for Dec"),

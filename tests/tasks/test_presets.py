@@ -55,7 +55,9 @@ def test_a_language_model_without_validation(tmp_path):
 
 
 def test_mistakes_are_named(tmp_path):
-    with pytest.raises(ValueError, match=r"the preset 'translation' takes its sizes from a prepared corpus$"):
+    with pytest.raises(
+        ValueError, match=r"the preset 'translation' takes its sizes from a prepared corpus; give one"
+    ):
         preset("translation")
     with pytest.raises(ValueError, match=f"a prepared corpus, which {tmp_path} is not"):
         preset("translation", tmp_path)

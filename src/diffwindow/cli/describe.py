@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from diffwindow.cli.options import AsJson
+from diffwindow.cli.options import AsJson, check_partners
 
 
 def describe(
-    preset: Annotated[str, typer.Argument(help="A preset, such as wmt14-en-de.")],
+    preset: Annotated[str, typer.Argument(help="A preset of `diffwindow list`, such as wmt14-en-de.")],
     attention: Annotated[
         str, typer.Option(help='The attention of each layer, such as "Enc(AW)-Cr(AW,Seg)-Dec(MW)".')
     ] = "Global",
     vocab_size: Annotated[int | None, typer.Option(min=1, help="Another size of the vocabulary.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(metavar="STORE", help="The prepared corpus of a task's preset.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the attention of each layer of a model and its number of parameters; allocate no weights."""
     from diffwindow.files import to_json
     from diffwindow.models.build import count_parameters
     from diffwindow.tasks.presets import model_preset
+    from diffwindow.tasks.sizes import TASKS_BY_PRESET
 
-    config = model_preset(preset, attention=attention, vocab_size=vocab_size)
+    check_partners(preset, (("--data", data is not None, tuple(TASKS_BY_PRESET)),))
+    config = model_preset(preset, data, attention=attention, vocab_size=vocab_size)
     layers = [
         {"role": role, "layer": number, "attention": str(kind)}
         for role, field in config.stacks().items()

@@ -9,10 +9,10 @@ from typing import Any
 from diffwindow.data.corpora import CORPORA
 from diffwindow.data.integrity import read_manifest
 from diffwindow.data.recipe import Settings
-from diffwindow.data.store import is_store
+from diffwindow.data.store import Store, is_store
 from diffwindow.models.config import ModelConfig
 from diffwindow.spelling import check_choice
-from diffwindow.tasks.registry import TASKS
+from diffwindow.tasks.registry import TASKS, corpus_fields
 from diffwindow.tasks.sizes import TASKS_BY_PRESET, example_settings, size_of, training_tokens
 
 # fields of a model's config that are not the preset's: the corpus decides them, or the command
@@ -59,7 +59,9 @@ def _task_preset(name: str, data: Path | None) -> Settings:
     """Return the settings of a task, with sizes that suit the prepared corpus `data`."""
     if data is None or not is_store(data):
         where = f", which {data} is not" if data else ""
-        raise ValueError(f"the preset {name!r} takes its sizes from a prepared corpus{where}")
+        raise ValueError(
+            f"the preset {name!r} takes its sizes from a prepared corpus{where}; give one, as --data STORE"
+        )
     manifest = read_manifest(data)
     task = TASKS_BY_PRESET[name]
     if manifest["task"] != task:
@@ -95,22 +97,28 @@ def describe_sizes(name: str, data: Path, settings: Settings) -> str:
     return f"{name}: {', '.join(parts)}"
 
 
-def model_preset(name: str, *, attention: str | None = None, vocab_size: int | None = None) -> ModelConfig:
-    """Return the model of a corpus's preset, with another attention or vocabulary if asked.
+def model_preset(
+    name: str, data: Path | None = None, *, attention: str | None = None, vocab_size: int | None = None
+) -> ModelConfig:
+    """Return the model of a preset, with another attention or vocabulary if asked.
 
     The vocabulary is as large as the paper or the corpus has it; a model that is trained on a prepared corpus
-    takes the size of that corpus's own.
+    takes the size of that corpus's own. The preset of a task needs the store `data`.
 
     >>> model_preset("sst2", attention="Enc(AW)").attention
     'Enc(AW)'
     """
-    check_choice("preset", name, NAMES)
-    corpus = CORPORA[name]
-    _, config = TASKS[corpus.task]
-    fields: dict[str, Any] = {"vocab_size": vocab_size or corpus.vocabulary.expected_size}
-    if attention is not None:
-        fields["attention"] = attention
-    return config(**corpus.preset.get("model", {}) | fields)
+    settings = preset(name, data)
+    fields: dict[str, Any]
+    if name in TASKS_BY_PRESET:
+        assert data is not None
+        fields = settings["model"] | corpus_fields(Store.open(data))
+    else:
+        corpus = CORPORA[name]
+        fields = corpus.preset.get("model", {}) | {"vocab_size": corpus.vocabulary.expected_size}
+    asked = {"attention": attention, "vocab_size": vocab_size}
+    _, config = TASKS[settings["task"]["kind"]]
+    return config(**fields | {key: value for key, value in asked.items() if value is not None})
 
 
 def merged(first: Settings, second: Settings) -> Settings:
