@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import get_args
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -370,13 +371,30 @@ BAD = [
     ({"attn_mask": torch.zeros(5, 7).long()}, TypeError, "attn_mask is torch.int64; pass a boolean mask"),
     ({"attn_mask": torch.ones(5, 6).bool()}, ValueError, "attn_mask has shape [5, 6], which does not"),
     ({"attn_mask": torch.ones(5, 7, device="meta").bool()}, ValueError, "attn_mask is on meta and q is"),
-    ({"attn_bias": torch.zeros(5, 7).bool()}, TypeError, "attn_bias is torch.bool; pass floating-point"),
+    ({"attn_bias": torch.zeros(5, 7).bool()}, TypeError, "attn_bias is torch.bool; pass torch.float32"),
     ({"attn_bias": torch.zeros(5, 6)}, ValueError, "attn_bias has shape [5, 6], which does not"),
     ({"attn_bias": torch.zeros(7, device="meta")}, ValueError, "attn_bias is on meta and q is"),
     ({"segment_origin": torch.zeros(2).cfloat()}, TypeError, "segment_origin is torch.complex64"),
     ({"segment_origin": torch.zeros(2)}, TypeError, "segment_origin is torch.float32"),
     ({"segment_origin": torch.zeros(3).long()}, ValueError, "segment_origin has shape [3], not [batch]"),
     ({"segment_origin": torch.zeros(2, device="meta").long()}, ValueError, "segment_origin is on meta"),
+    # what Python or torch would take for something else
+    ({"dropout_p": True}, TypeError, "dropout_p=True is not a number; pass an int or a float"),
+    ({"dropout_p": "0.1"}, TypeError, "dropout_p='0.1' is not a number"),
+    ({"dropout_p": None}, TypeError, "dropout_p=None is not a number"),
+    ({"scale": tensor(0.5, requires_grad=True)}, TypeError, "scale is a tensor, which would have no grad"),
+    ({"scale": True}, TypeError, "scale=True is not a number"),
+    ({"is_causal": "False"}, TypeError, "is_causal='False' is not a bool; pass True or False"),
+    ({"is_causal": None}, TypeError, "is_causal=None is not a bool"),
+    ({"segment_size": True}, TypeError, "segment_size=True is not an integer"),
+    ({"expectation": ["paper"]}, ValueError, "expectation=['paper'] is not one of"),
+    # what is no dense tensor of a type that windows are computed in
+    ({"attn_mask": np.ones((5, 7), bool)}, TypeError, "attn_mask is of type ndarray; pass a torch.Tensor"),
+    ({"attn_mask": True}, TypeError, "attn_mask is of type bool"),
+    ({"attn_bias": torch.zeros(5, 7).to(torch.float8_e5m2)}, TypeError, "attn_bias is torch.float8_e5m2"),
+    ({"attn_bias": [0.0] * 7}, TypeError, "attn_bias is of type list"),
+    ({"segment_origin": 0}, TypeError, "segment_origin is of type int"),
+    ({"segment_origin": torch.zeros(2).long().to_sparse()}, TypeError, "pass segment_origin.to_dense()"),
 ]
 
 
@@ -389,27 +407,59 @@ def test_bad_options_are_named(options, error, message):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"q": torch.zeros(2, 5, 4)}, ValueError, "q has shape [2, 5, 4], not [batch, heads, length, width]"),
+        ({"v": torch.zeros(2, 2, 6, 4)}, ValueError, "v has shape [2, 2, 6, 4], which does not fit q"),
+        ({"k": torch.zeros(2, 1, 7, 4)}, ValueError, "k has shape [2, 1, 7, 4], which does not fit q"),
+        ({"q_left": torch.zeros(2, 2, 5, 3)}, ValueError, "q_left has head width 3 and k_left has 4"),
+        ({"k_right": torch.zeros(2, 2, 7, 4).double()}, TypeError, "k_right is torch.float64 and q is"),
+        ({"v": torch.zeros(2, 2, 7, 4, device="meta")}, ValueError, "v is on meta and q is on cpu"),
+        ({"q": torch.zeros(2, 2, 5, 4).long()}, TypeError, "q is torch.int64; pass torch.float32"),
+        ({"q": torch.zeros(2, 2, 5, 4).cfloat()}, TypeError, "q is torch.complex64"),
+        ({"q": torch.zeros(2, 2, 5, 4).to(torch.float8_e4m3fn)}, TypeError, "q is torch.float8_e4m3fn"),
+        (
+            {"q": torch.zeros(2, 2, 5, 4).to_sparse()},
+            TypeError,
+            "q is a torch.sparse_coo tensor; pass q.to_d",
+        ),
+        ({"k": None}, TypeError, "k is None; pass a torch.Tensor"),
+        ({"k_local": "keys"}, TypeError, "k_local is of type str; pass a torch.Tensor"),
+        ({"q_local": np.zeros((2, 2, 5, 4))}, TypeError, "q_local is of type ndarray"),
+        ({"boundaries": (1, 2, 3, 4)}, TypeError, "boundaries is of type tuple; pass diffwindow.Boundaries"),
+    ],
+)
 @pytest.mark.usefixtures("unchecked")
-def test_bad_tensors_are_named():
-    (q, *_), (k, *_, v) = inputs()
-    boundaries = Boundaries(q, k, q, k)
-    call = ops.multiplicative_window_attention
-    with pytest.raises(ValueError, match=r"q has shape \[2, 5, 4\], not \[batch, heads, length, width\]"):
-        call(q[:, 0], k, v, boundaries)
-    with pytest.raises(ValueError, match=r"v has shape \[2, 2, 6, 4\], which does not fit q"):
-        call(q, k, v[:, :, 1:], boundaries)
-    with pytest.raises(ValueError, match=r"k has shape \[2, 1, 7, 4\], which does not fit q"):
-        call(q, k[:, :1], v, boundaries)
-    with pytest.raises(ValueError, match="q_left has head width 3 and k_left has 4"):
-        call(q, k, v, boundaries._replace(q_left=q[..., :3]))
-    with pytest.raises(TypeError, match=r"k_right is torch.float32 and q is torch.float64"):
-        call(q, k, v, boundaries._replace(k_right=k.float()))
-    with pytest.raises(TypeError, match=r"q is torch.int64"):
-        call(q.long(), k, v, boundaries)
-    with pytest.raises(ValueError, match="v is on meta and q is on cpu"):
-        call(q, k, v.to("meta"), boundaries)
-    with pytest.raises(TypeError, match="boundaries is a tuple; pass"):
-        call(q, k, v, (q, k, q, k))
+def test_bad_tensors_are_named(change, error, message):
+    (q, q_left, q_right, q_local), (k, k_left, k_right, k_local, v) = inputs(dtype=torch.float32)
+    good = {"q": q, "k": k, "v": v, "q_local": q_local, "k_local": k_local}
+    boundaries = {"q_left": q_left, "k_left": k_left, "q_right": q_right, "k_right": k_right}
+    good["boundaries"] = Boundaries(**{name: change.get(name, x) for name, x in boundaries.items()})
+    change = {name: x for name, x in change.items() if name not in boundaries}
+    with pytest.raises(error) as caught:
+        ops.additive_window_attention(**good | change)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_the_direct_kernel_of_one_query_leaves_mistakes_to_the_checks():
+    queries, keys = inputs(q=1, dtype=torch.float32)
+    # without a local query it would compute a multiplicative window
+    with pytest.raises(TypeError, match="q_local is None"):
+        attend("additive", [*queries[:3], None], keys)
+    for options in ({"dropout_p": False}, {"attn_mask": "all"}, {"attn_bias": [0.0]}, {"is_causal": 1}):
+        with pytest.raises(TypeError, match=next(iter(options))):
+            attend("additive", queries, keys, **options)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_local_must_be_a_pair():
+    (q, *_), (k, *_) = inputs()
+    for local in ((), (q,), q, (q, None)):
+        with pytest.raises(TypeError, match=r"local is"):
+            ops.window_maps(q, k, Boundaries(q, k, q, k), local)
 
 
 def test_the_documentation_shows_what_each_backend_supports():

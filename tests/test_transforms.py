@@ -9,7 +9,7 @@ from torch.autograd import forward_ad
 from torch.func import grad, hessian, jacrev, jvp, vmap
 from torch.testing import assert_close
 
-from diffwindow import Boundaries, ops
+from diffwindow import Boundaries, WindowAttention, ops
 
 # torch's own forward-mode rules still use its old compiler
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit")
@@ -61,6 +61,15 @@ def test_an_explicit_request_for_the_kernels_is_refused():
     )
     with pytest.raises(ValueError, match=message):
         grad(lambda q: loss(q, "cpu"))(TENSORS[0])
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_torchs_old_tracer_is_refused():
+    x = torch.randn(2, 5, 8)
+    with pytest.raises(RuntimeError, match=r"^torch.jit.trace cannot .*; use torch.export.export$"):
+        torch.jit.trace(WindowAttention(8, 2).eval(), (x, x, x))
+    with pytest.raises(RuntimeError, match=r"^torch.jit.trace cannot .*; use torch.export.export$"):
+        torch.jit.trace(loss, TENSORS[0])
 
 
 # The run-time shape checks of the tests break graphs, so this runs without them.

@@ -1,15 +1,22 @@
-"""The arguments of window attention as values, and the checks that name a wrong one."""
+"""The arguments of window attention as values, and the checks that name a wrong one.
 
-from typing import Literal, NamedTuple, get_args
+Python takes a string for true and True for 1; torch's own errors name neither the argument nor the fix. So
+what users pass goes through `check_bool`, `check_number`, `check_whole`, `check_tensor` and `check_floats`,
+or a check that is made of them.
+"""
+
+from typing import Literal, NamedTuple, cast, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from diffwindow.spelling import check_choice
+from diffwindow.spelling import check_choice, quoted
 
 Expectation = Literal["paper", "exact"]
 EXPECTATIONS: tuple[str, ...] = get_args(Expectation)
+# The types that windows are computed in; half precision is summed in fp32.
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 class Boundaries(NamedTuple):
@@ -40,16 +47,19 @@ def check_tensors(
     q: Tensor, k: Tensor, v: Tensor, boundaries: Boundaries, local: tuple[Tensor, Tensor] | None
 ) -> None:
     """Raise unless all tensors are `[b h n e]` of one type and device, and agree where they meet."""
+    check_not_traced()
     if not isinstance(boundaries, Boundaries):
-        raise TypeError(f"boundaries is a {type(boundaries).__name__}; pass diffwindow.Boundaries")
+        raise TypeError(f"boundaries is {_kind(boundaries)}; pass diffwindow.Boundaries")
+    if local is not None and not (isinstance(local, tuple | list) and len(local) == 2):
+        raise TypeError(f"local is {_kind(local)}; pass the pair (q_local, k_local)")
     named = {"q": q, "k": k, "v": v, **boundaries._asdict()}
     named |= dict(zip(("q_local", "k_local"), local or (), strict=False))
     for name, x in named.items():
-        check_not_nested(name, x)
+        check_floats(name, x)
         if x.dim() != 4:
             raise ValueError(f"{name} has shape {list(x.shape)}, not [batch, heads, length, width]")
-        if not x.is_floating_point() or x.dtype != q.dtype:
-            raise TypeError(f"{name} is {x.dtype} and q is {q.dtype}; all must be one floating-point type")
+        if x.dtype != q.dtype:
+            raise TypeError(f"{name} is {x.dtype} and q is {q.dtype}; pass both as one type")
         _check_device(name, x, q)
         like = q if name.startswith("q") else k
         if x.shape[:2] != q.shape[:2] or x.shape[2] != like.shape[2]:
@@ -75,70 +85,127 @@ def window_threshold(tolerance: float, dtype: torch.dtype, *, normalize: bool) -
 
 def check_options(q: Tensor, k: Tensor, options: Options, *, additive: bool) -> None:
     """Raise unless the options are in their ranges, fit `q` and `k`, and fit the kind of window."""
+    check_bool("is_causal", options.is_causal)
     check_segment_size(options.segment_size)
     check_tolerance("window_tolerance", options.window_tolerance)
     check_normalize(options.normalize, additive=additive)
     check_choice("expectation", options.expectation, EXPECTATIONS)
+    check_scale(options.scale)
     check_dropout("dropout_p", options.dropout_p)
-    mask, bias = options.attn_mask, options.attn_bias
-    if mask is not None:
-        if mask.dtype != torch.bool:
-            raise TypeError(f"attn_mask is {mask.dtype}; pass a boolean mask, True where a query may look")
-        _check_broadcast("attn_mask", mask, q, k)
-    if bias is not None:
-        if not bias.is_floating_point():
-            raise TypeError(f"attn_bias is {bias.dtype}; pass floating-point values to add to the scores")
-        _check_broadcast("attn_bias", bias, q, k)
+    if options.attn_mask is not None:
+        check_mask("attn_mask", options.attn_mask)
+        _check_broadcast("attn_mask", options.attn_mask, q, k)
+    if options.attn_bias is not None:
+        check_floats("attn_bias", options.attn_bias)
+        _check_broadcast("attn_bias", options.attn_bias, q, k)
     _check_origin(options.segment_origin, q)
 
 
-def check_not_nested(name: str, x: Tensor) -> None:
-    """Raise if `x` is a nested tensor."""
+def check_bool(name: str, value: object) -> None:
+    """Raise unless `value` is True or False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name}={quoted(value)} is not a bool; pass True or False")
+
+
+def check_number(name: str, value: object) -> None:
+    """Raise unless `value` is an int or a float, or a traced one."""
+    if isinstance(value, bool) or not isinstance(value, int | float | torch.SymInt | torch.SymFloat):
+        raise TypeError(f"{name}={quoted(value)} is not a number; pass an int or a float")
+
+
+def check_whole(name: str, value: object) -> None:
+    """Raise unless `value` is an int, or a traced one."""
+    if isinstance(value, bool) or not isinstance(value, int | torch.SymInt):
+        raise TypeError(f"{name}={quoted(value)} is not an integer")
+
+
+def check_tensor(name: str, x: object) -> None:
+    """Raise unless `x` is a dense tensor."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} is {_kind(x)}; pass a torch.Tensor")
     if x.is_nested:
         raise TypeError(
             f"{name} is a nested tensor; pass a padded one (torch.nested.to_padded_tensor) and a mask"
         )
+    if x.layout is not torch.strided:
+        raise TypeError(f"{name} is a {x.layout} tensor; pass {name}.to_dense()")
+
+
+def check_floats(name: str, x: object) -> None:
+    """Raise unless `x` is a dense tensor of a type that windows are computed in."""
+    check_tensor(name, x)
+    check_float_type(name, cast(Tensor, x).dtype)
+
+
+def check_float_type(name: str, dtype: object) -> None:
+    """Raise unless windows are computed in `dtype`."""
+    if dtype not in FLOATS:
+        raise TypeError(f"{name} is {quoted(dtype)}; pass {', '.join(map(str, FLOATS[:-1]))} or {FLOATS[-1]}")
+
+
+def check_mask(name: str, mask: object) -> None:
+    """Raise unless `mask` is a dense tensor of booleans."""
+    check_tensor(name, mask)
+    dtype = cast(Tensor, mask).dtype
+    if dtype != torch.bool:
+        raise TypeError(f"{name} is {dtype}; pass a boolean mask, True where a query may look")
+
+
+def check_not_traced() -> None:
+    """Raise under torch.jit.trace, which would keep the sizes and choices of one call for all."""
+    if not torch.compiler.is_compiling() and torch._C._get_tracing_state() is not None:
+        raise RuntimeError("torch.jit.trace cannot record window attention; use torch.export.export")
+
+
+def check_scale(scale: float | None) -> None:
+    """Raise unless `scale` is a number or None."""
+    if isinstance(scale, Tensor):
+        raise TypeError("scale is a tensor, which would have no gradient; multiply the queries by it instead")
+    if scale is not None:
+        check_number("scale", scale)
 
 
 def check_segment_size(segment_size: int) -> None:
     """Raise unless `segment_size` is a whole number of keys, one or more."""
-    if isinstance(segment_size, bool) or not isinstance(segment_size, int | torch.SymInt):
-        raise TypeError(f"segment_size={segment_size!r} is not an integer")
+    check_whole("segment_size", segment_size)
     if segment_size < 1:
         raise ValueError(f"segment_size={segment_size} is below 1, which stands for windows by token")
 
 
 def check_positive(name: str, value: int) -> None:
     """Raise unless `value` is a whole number, one or more."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name}={value!r} is not an integer")
+    check_whole(name, value)
     if value < 1:
         raise ValueError(f"{name}={value} is not positive")
 
 
 def check_dropout(name: str, value: float) -> None:
     """Raise unless `value` is a probability."""
+    check_number(name, value)
     if not 0.0 <= value <= 1.0:
         raise ValueError(f"{name}={value} is not a probability between 0 and 1")
 
 
 def check_tolerance(name: str, value: float) -> None:
     """Raise unless the tolerance is a number from 0 to below 1."""
-    if isinstance(value, bool) or not isinstance(value, int | float | torch.SymFloat):
-        raise TypeError(f"{name}={value!r} is not a number")
+    check_number(name, value)
     if not 0.0 <= value < 1.0:
         raise ValueError(f"{name}={value} is not in 0 <= tolerance < 1; 0 keeps windows exact")
 
 
 def check_normalize(normalize: bool, *, additive: bool) -> None:
     """Raise unless `normalize` is a truth value, and false for an additive window."""
-    if not isinstance(normalize, bool):
-        raise TypeError(f"normalize={normalize!r} is neither True nor False")
+    check_bool("normalize", normalize)
     if normalize and additive:
         raise ValueError(
             "normalize=True is for a multiplicative window; the weights of an additive one are a softmax, "
             "which sums to one already"
         )
+
+
+def _kind(value: object) -> str:
+    """Say of what type a value is."""
+    return "None" if value is None else f"of type {type(value).__name__}"
 
 
 def _check_device(name: str, x: Tensor, q: Tensor) -> None:
@@ -159,6 +226,7 @@ def _check_origin(segment_origin: Tensor | None, q: Tensor) -> None:
     """Raise unless the origin is one integer per sequence, on the device of `q`."""
     if segment_origin is None:
         return
+    check_tensor("segment_origin", segment_origin)
     dtype = segment_origin.dtype
     if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
         raise TypeError(f"segment_origin is {dtype}; pass one integer key index per sequence")

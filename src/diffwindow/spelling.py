@@ -28,14 +28,14 @@ def did_you_mean(word: str, names: Iterable[str]) -> str:
 
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
     """Raise a ValueError that names the nearest choice unless `value` is one of `choices`."""
-    if value in choices:
+    if isinstance(value, str) and value in choices:
         return
     near = nearest(str(value), choices)
     hint = "" if near is None else f"; did you mean {near!r}?"
-    raise ValueError(f"{name}={value!r} is not one of {', '.join(map(repr, choices))}{hint}")
+    raise ValueError(f"{name}={quoted(value)} is not one of {', '.join(map(repr, choices))}{hint}")
 
 
 def quoted(value: object, limit: int = 80) -> str:
-    """Return a value as it is quoted in a message, cut short if it is long."""
-    text = repr(value)
+    """Return a value as it is quoted in a message: on one line, and cut short if it is long."""
+    text = " ".join(line.strip() for line in repr(value).splitlines())
     return text if len(text) <= limit else f"{text[:limit]}…"

@@ -535,7 +535,13 @@ def test_in_torchs_decoder(window):
         ({"window_tolerance": 1}, ValueError, "window_tolerance=1 is not in 0 <= tolerance < 1"),
         ({"window_tolerance": "1e-3"}, TypeError, "window_tolerance='1e-3' is not a number"),
         ({"window_tolerance": None}, TypeError, "window_tolerance=None is not a number"),
-        ({"normalize": "no"}, TypeError, "normalize='no' is neither True nor False"),
+        ({"normalize": "no"}, TypeError, "normalize='no' is not a bool; pass True or False"),
+        ({"window": "multiplicative", "gate": "no"}, TypeError, "gate='no' is not a bool"),
+        ({"bias": "no"}, TypeError, "bias='no' is not a bool"),
+        ({"batch_first": "yes"}, TypeError, "batch_first='yes' is not a bool"),
+        ({"num_heads": True}, TypeError, "num_heads=True is not an integer"),
+        ({"dropout": True}, TypeError, "dropout=True is not a number; pass an int or a float"),
+        ({"dtype": torch.complex64}, TypeError, "dtype is torch.complex64; pass torch.float32"),
         ({"relative_size": 0}, ValueError, "relative_size=0 is not positive"),
         ({"relative_size": 2.5}, TypeError, "relative_size=2.5 is not an integer"),
         ({"rotary": "pointers"}, ValueError, "rotary='pointers' is for positions=\"rotary\", not 'none'"),
@@ -571,6 +577,16 @@ def test_bad_settings_are_named(arguments, error, message):
         ({"query": torch.zeros(2, 5, 8)}, ValueError, "do not agree in batch and length"),
         ({"value": torch.zeros(3, 4, 8)}, ValueError, "do not agree in batch and length"),
         ({"value": torch.zeros(5, 8)}, ValueError, "value has shape [5, 8]"),
+        ({"query": [[0.0] * 8]}, TypeError, "query is of type list; pass a torch.Tensor"),
+        ({"key": None}, TypeError, "key is None; pass a torch.Tensor"),
+        ({"value": torch.zeros(3, 5, 8).to_sparse()}, TypeError, "pass value.to_dense()"),
+        ({"query": torch.zeros(3, 5, 8).double()}, TypeError, "pass query.to(torch.float32)"),
+        ({"query": torch.zeros(3, 5, 8, device="meta")}, ValueError, "query is on meta and the weights are"),
+        ({"key_padding_mask": [[False] * 5] * 3}, TypeError, "key_padding_mask is of type list"),
+        ({"attn_mask": "causal"}, TypeError, "attn_mask is of type str"),
+        ({"attn_mask": torch.zeros(5, 5, device="meta")}, ValueError, "attn_mask is on meta and the query"),
+        ({"is_causal": "False"}, TypeError, "is_causal='False' is not a bool"),
+        ({"need_weights": "no"}, TypeError, "need_weights='no' is not a bool"),
     ],
 )
 @pytest.mark.usefixtures("unchecked")
@@ -604,6 +620,12 @@ def test_positions_are_refused_where_queries_stand_elsewhere(positions):
         attention(x, x[:, :4], x[:, :4])
     with pytest.raises(ValueError, match=r"take 2 queries as the last of 6 keys; pass an attn_mask instead"):
         attention(x[:, -2:], x, x, is_causal=True)
+
+
+def test_autocast_takes_inputs_of_another_type_than_the_weights():
+    attention, x = WindowAttention(8, 2), torch.randn(2, 6, 8, dtype=torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert attention(x, x, x, need_weights=False)[0].dtype == torch.bfloat16
 
 
 def test_weights_have_the_type_of_the_query():

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from diffwindow import functional, ops
-from diffwindow.arguments import check_dropout, check_positive
+from diffwindow.arguments import check_bool, check_dropout, check_positive
 from diffwindow.attention.positions import rotate
 from diffwindow.attention.visibility import EVERYTHING, Visibility
 from diffwindow.kernels import few_rows
@@ -62,6 +62,7 @@ class StackedAttention(nn.Module):
         super().__init__()
         check_heads(embed_dim, num_heads)
         check_dropout("dropout", dropout)
+        check_bool("bias", bias)
         self.embed_dim = embed_dim
         self.num_heads = num_heads
         self.dropout = dropout

@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from diffwindow import ops
+from diffwindow.arguments import FLOATS, check_tensor
 
 # A float mask hides with -inf, or with a number that no weight survives: -1e4 (-9,984 in bf16), -1e9, the
 # least of its type.
@@ -14,7 +15,10 @@ HIDING = -9e3
 
 
 def read_masks(
-    key_padding_mask: Tensor | None, attn_mask: Tensor | None, shape: tuple[int, int, int, int]
+    key_padding_mask: Tensor | None,
+    attn_mask: Tensor | None,
+    shape: tuple[int, int, int, int],
+    device: torch.device,
 ) -> tuple[Bool[Tensor, "..."] | None, Float[Tensor, "..."] | None]:
     """Turn the masks of a `torch.nn.MultiheadAttention` call into a mask and a bias as `ops` takes them.
 
@@ -24,10 +28,10 @@ def read_masks(
     batch, heads, queries, keys = shape
     masks = []
     if key_padding_mask is not None:
-        _check_mask("key_padding_mask", key_padding_mask, [(batch, keys)])
+        _check_mask("key_padding_mask", key_padding_mask, [(batch, keys)], device)
         masks.append(key_padding_mask.view(batch, 1, 1, keys))
     if attn_mask is not None:
-        _check_mask("attn_mask", attn_mask, [(queries, keys), (batch * heads, queries, keys)])
+        _check_mask("attn_mask", attn_mask, [(queries, keys), (batch * heads, queries, keys)], device)
         masks.append(attn_mask.view(batch, heads, queries, keys) if attn_mask.dim() == 3 else attn_mask)
     visible, bias = None, None
     for mask in masks:
@@ -65,9 +69,12 @@ def split_float_mask(mask: Float[Tensor, "..."]) -> tuple[Bool[Tensor, "..."], F
     return hides, mask.masked_fill(hides, 0.0)
 
 
-def _check_mask(name: str, mask: Tensor, shapes: list[tuple[int, ...]]) -> None:
-    if mask.dtype != torch.bool and not mask.is_floating_point():
+def _check_mask(name: str, mask: Tensor, shapes: list[tuple[int, ...]], device: torch.device) -> None:
+    check_tensor(name, mask)
+    if mask.dtype not in (torch.bool, *FLOATS):
         raise TypeError(f"{name} is {mask.dtype}; pass a boolean mask, True where a query may not look")
+    if mask.device != device:
+        raise ValueError(f"{name} is on {mask.device} and the query is on {device}; move them to one device")
     # size by size: a tuple of traced sizes does not compare by value
     if not any(
         mask.dim() == len(shape) and all(mask.shape[i] == n for i, n in enumerate(shape)) for shape in shapes

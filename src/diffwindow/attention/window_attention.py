@@ -12,16 +12,21 @@ from diffwindow import functional, ops
 from diffwindow.arguments import (
     EXPECTATIONS,
     Expectation,
+    check_bool,
+    check_float_type,
+    check_floats,
     check_normalize,
-    check_not_nested,
+    check_not_traced,
     check_positive,
     check_segment_size,
+    check_tensor,
     check_tolerance,
 )
 from diffwindow.attention.plain_attention import plain_attention, plain_weights
 from diffwindow.attention.positions import distance_scores
 from diffwindow.attention.stacked_attention import Rotary, StackedAttention, check_heads
 from diffwindow.attention.visibility import EVERYTHING, Visibility, first_visible_key, hidden, read_masks
+from diffwindow.kernels import few_rows
 from diffwindow.spelling import check_choice
 
 Window = Literal["additive", "multiplicative"]
@@ -96,6 +101,10 @@ class WindowAttention(StackedAttention):
         check_segment_size(segment_size)
         check_tolerance("window_tolerance", window_tolerance)
         check_normalize(normalize, additive=window == "additive")
+        check_bool("gate", gate)
+        check_bool("batch_first", batch_first)
+        if dtype is not None:
+            check_float_type("dtype", dtype)
         check_heads(embed_dim, num_heads)
         head_dim = embed_dim // num_heads
         boundary_dim = head_dim if boundary_dim is None else boundary_dim
@@ -160,8 +169,9 @@ class WindowAttention(StackedAttention):
         which -9,000 and less hides; `need_weights=False` is faster. The weights are those used, for a
         multiplicative window the product with the window. `is_causal=True` needs no `attn_mask` beside it.
         """
-        batched = query.dim() == 3
-        query, key, value = self._as_batches(query, key, value)
+        check_bool("need_weights", need_weights)
+        check_bool("average_attn_weights", average_attn_weights)
+        query, key, value, batched = self._as_batches(query, key, value)
         visibility = self._read_visibility(
             query, key, key_padding_mask, attn_mask, is_causal=is_causal, batched=batched
         )
@@ -197,8 +207,7 @@ class WindowAttention(StackedAttention):
         >>> attention.inspect(x, x).window.shape
         torch.Size([3, 2, 7, 7])
         """
-        batched = query.dim() == 3
-        query, key, _ = self._as_batches(query, key, key)
+        query, key, _, batched = self._as_batches(query, key, key)
         visibility = self._read_visibility(
             query, key, key_padding_mask, attn_mask, is_causal=is_causal, batched=batched
         )
@@ -283,11 +292,16 @@ class WindowAttention(StackedAttention):
             f"batch_first={self.batch_first}, impl={self.impl!r}"
         )
 
-    def _as_batches(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Check the shapes and return all three as `[b n d]`, keeping which of them are one tensor."""
+    def _as_batches(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor, bool]:
+        """Return all three as `[b n d]`, keeping which of them are one tensor, and whether they were batched.
+
+        Raise unless they fit each other and the weights.
+        """
+        check_not_traced()
         layout = "[batch, length, embed_dim]" if self.batch_first else "[length, batch, embed_dim]"
         for name, x in (("query", query), ("key", key), ("value", value)):
-            check_not_nested(name, x)
+            check_floats(name, x)
+            self._check_fits_weights(name, x)
             if x.dim() not in (2, 3) or x.dim() != query.dim() or x.shape[-1] != self.embed_dim:
                 raise ValueError(
                     f"{name} has shape {list(x.shape)}, not {layout} with embed_dim={self.embed_dim} "
@@ -307,7 +321,23 @@ class WindowAttention(StackedAttention):
                 f"query {list(query.shape)}, key {list(key.shape)} and value {list(value.shape)} "
                 f"do not agree in batch and length; the layout is {layout}"
             )
-        return batch_query, batch_key, batch_value
+        return batch_query, batch_key, batch_value, query.dim() == 3
+
+    def _check_fits_weights(self, name: str, x: Tensor) -> None:
+        """Raise unless an input has the type and the device of the weights."""
+        # hooks, quantized layers and adapters may convert it
+        if not few_rows.is_plain(self.in_proj):
+            return
+        weight, device = self.in_proj.weight, x.device
+        if device != weight.device:
+            raise ValueError(
+                f"{name} is on {device} and the weights are on {weight.device}; move them to one device"
+            )
+        autocast = torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
+        if x.dtype != weight.dtype and not autocast:
+            raise TypeError(
+                f"{name} is {x.dtype} and the weights are {weight.dtype}; pass {name}.to({weight.dtype})"
+            )
 
     def _read_visibility(
         self,
@@ -320,11 +350,13 @@ class WindowAttention(StackedAttention):
         batched: bool,
     ) -> Visibility:
         """Read the masks of a call."""
+        check_bool("is_causal", is_causal)
         if key_padding_mask is not None and not batched:
+            check_tensor("key_padding_mask", key_padding_mask)
             key_padding_mask = key_padding_mask.unsqueeze(0)
         self._check_places(query.shape[1], key.shape[1], is_causal=is_causal)
         shape = (query.shape[0], self.num_heads, query.shape[1], key.shape[1])
-        visible, bias = read_masks(key_padding_mask, attn_mask, shape)
+        visible, bias = read_masks(key_padding_mask, attn_mask, shape, query.device)
         return Visibility(visible, is_causal, first_visible_key(key_padding_mask), bias)
 
     def _project(

@@ -34,12 +34,17 @@ def attend(
         return None
     if not isinstance(boundaries, Boundaries) or not _served(q.dtype, options):
         return None
-    if options.normalize and local is not None:
+    if local is not None and (options.normalize or not _is_pair(local)):
         return None
     q_left, k_left, q_right, k_right = boundaries
     q_local, k_local = local or (None, None)
     views = _views((q, q_left, q_right, q_local, k, k_left, k_right, k_local, v), q.dtype)
     return None if views is None else _run(views, q, options)
+
+
+def _is_pair(local: tuple[Tensor, Tensor]) -> bool:
+    """Tell whether both are tensors: without them the kernel computes a multiplicative window."""
+    return isinstance(local[0], Tensor) and isinstance(local[1], Tensor)
 
 
 def _served(dtype: torch.dtype, options: Options) -> bool:
@@ -51,7 +56,7 @@ def _served(dtype: torch.dtype, options: Options) -> bool:
         and type(options.is_causal) is type(options.normalize) is bool
         and type(options.segment_size) is int
         and (options.scale is None or type(options.scale) is float)
-        and type(options.window_tolerance) is float
+        and type(options.window_tolerance) is type(options.dropout_p) is float
         and 0 <= options.window_tolerance < 1
         and options.expectation in EXPECTATIONS
         and build.why_not() is None
@@ -107,4 +112,5 @@ def _views(
 
 
 def _four_dimensional(x: Tensor | None) -> Tensor | None:
-    return x if x is None or x.dim() >= 4 else x[(None,) * (4 - x.dim())]
+    # what is no tensor is refused by the views
+    return x if not isinstance(x, Tensor) or x.dim() >= 4 else x[(None,) * (4 - x.dim())]
