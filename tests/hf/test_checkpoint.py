@@ -40,12 +40,15 @@ def test_windows_of_a_base_in_half_precision_fit_the_whole_base(tmp_path):
     load_windows(model_of("t5"), tmp_path)
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_another_base_is_refused_unless_asked_for(saved):
     folder, _ = saved
     other = model_of("t5", seed=1)
     with pytest.raises(ModelFileError, match="were trained on another base than this T5For"):
         load_windows(other, folder)
     assert str(windows_of(other)) == "no windows"
+    with pytest.raises(TypeError, match="check_base='no' is not a bool"):
+        load_windows(other, folder, check_base="no")
     assert len(windows_of(load_windows(other, folder, check_base=False)).rows) == 4
 
 

@@ -97,6 +97,7 @@ def test_push_and_pull(run, evaluation, tmp_path):
     assert unknown.startswith("RevisionNotFoundError") or "404" in unknown
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_scores_of_another_model_are_refused(run, evaluation, tmp_path):
     model = Classifier.from_pretrained(run / "model")
     assert "## Scores" in card_text(model, "me/windows", scores=evaluation)
@@ -109,6 +110,8 @@ def test_scores_of_another_model_are_refused(run, evaluation, tmp_path):
     scores.write_text(json.dumps({"metrics": evaluation["metrics"]}))
     with pytest.raises(ValueError, match="do not say which model they are of; evaluate the model again"):
         hf.push_run(run, "me/windows", scores=scores)
+    with pytest.raises(TypeError, match="picture='no' is not a bool"):
+        hf.push_run(run, "me/windows", picture="no")
 
 
 def test_a_card_has_no_local_paths(run, evaluation, tmp_path):

@@ -16,7 +16,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
 from diffwindow import __version__
-from diffwindow.arguments import check_tolerance
+from diffwindow.arguments import check_bool, check_tolerance
 from diffwindow.files import finite, parse_json, read_json, sha256_of, write_json
 from diffwindow.hf.attention import CHILD
 from diffwindow.hf.windows import RECORD, add_windows, check_unwrapped, remove_windows
@@ -99,6 +99,7 @@ def load_windows(
     were trained on other base weights are refused, unless `check_base=False`; those of a checkpoint have
     their base beside them and are not compared.
     """
+    check_bool("check_base", check_base)
     if all(parameter.is_meta for parameter in model.parameters()):
         raise ValueError(f"a {type(model).__name__} on the meta device has no weights yet; load them first")
     path = _local(folder, revision)

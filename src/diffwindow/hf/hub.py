@@ -6,6 +6,7 @@ from typing import Any, Self
 
 from huggingface_hub import ModelCard, ModelHubMixin, snapshot_download
 
+from diffwindow.arguments import check_bool
 from diffwindow.files import read_json
 from diffwindow.hf.card import PICTURE, card_text, check_scores, draw_windows
 from diffwindow.models import classifier, language_model, translator
@@ -114,6 +115,7 @@ def push_run(
     window on a sentence of the run's validation set. A model folder that is not of a run has a card without
     data, training and picture.
     """
+    check_bool("picture", picture)
     folder = model_folder(Path(run))
     kind = read_fields(folder).get("model")
     check_choice(f"{folder / CONFIG}: model", kind, list(HUB_MODELS))
