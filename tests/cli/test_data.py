@@ -1,4 +1,5 @@
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -246,3 +247,49 @@ def test_labels_and_text_keep_their_bytes_if_asked_and_with_such_a_tokenizer(run
         assert [f"{store.tokenizer.decode(ids)}\t{label}\n" for ids, label in shown] == rows
     code, _, err = run(*arguments, tmp_path / "one")
     assert (code, "has only the label 'déjà'" in err) == (2, True)
+
+
+def test_a_finished_store_is_left_as_it_is(run, pair, tmp_path):
+    words = ("prepare", *pair, "--out", tmp_path / "store")
+    first = run(*words)
+    code, out, err = run(*words)
+    assert (code, out) == (0, first[1])
+    assert (
+        err == f"{tmp_path / 'store'} is complete: it was made from the same files with the same settings\n"
+    )
+
+
+def test_a_validation_set_that_is_the_training_set_is_told(run, tmp_path):
+    for name in ("a.tsv", "same.tsv", "other.tsv"):
+        (tmp_path / name).write_text("fine\tyes\nbad\tno\n" + ("so so\tno\n" if name == "other.tsv" else ""))
+    files = (
+        "--labels",
+        tmp_path / "a.tsv",
+        "--valid",
+        tmp_path / "same.tsv",
+        "--test",
+        tmp_path / "other.tsv",
+    )
+    code, _, err = run("prepare", *files, "--out", tmp_path / "store")
+    assert (code, err) == (0, "valid has the same rows as train: its scores will say nothing of new text\n")
+
+
+@pytest.mark.parametrize("inside", ["", "/store"])
+def test_a_file_where_the_store_should_be_is_named(run, pair, tmp_path, inside):
+    (tmp_path / "file").write_text("mine")
+    code, _, err = run("prepare", *pair, "--out", f"{tmp_path / 'file'}{inside}")
+    assert code == 2
+    assert re.search(r"/file (exists already|is not a folder); ", err)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_full_disk_is_named(tmp_path):
+    (tmp_path / "a.txt").write_text("a line of text\n" * 10_000)
+    # a limit on the size of files fails as a full disk does
+    limited = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000)); "
+    words = ["prepare", "--text", str(tmp_path / "a.txt"), "--out", str(tmp_path / "store")]
+    code = f"{limited} from diffwindow.cli import main; sys.argv[1:] = {words!r}; main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"diffwindow: {tmp_path}/store.partial")
+    assert done.stderr.endswith(": File too large\n")

@@ -73,10 +73,12 @@ def test_blank_lines_marks_and_line_ends_of_other_systems_do_not_matter(tmp_path
 @pytest.mark.parametrize(("content", "problem"), [
     ("text\tlabel\n".encode("utf-16"), "is UTF-16 text; save it as UTF-8"),
     (b"PAR1\x15\x04\x15", "is a Parquet file; write its rows as JSON lines, CSV or TSV"),
+    (b"ARROW1\0\0\xff", "is an Arrow file"),
+    (b"text\tlabel\rfine\tyes\rbad\tno\r", "ends its lines with carriage returns alone"),
     (b"PK\x03\x04\x14", "is a zip archive or a spreadsheet"),
     (gzip.compress(b"fine\tyes\n"), "is compressed; give it a name that ends in .gz"),
     (lzma.compress(b"fine\tyes\n"), "is compressed; give it a name that ends in .xz"),
-], ids=["utf-16", "parquet", "zip", "gzip", "xz"])  # fmt: skip
+], ids=["utf-16", "parquet", "arrow", "carriage returns", "zip", "gzip", "xz"])  # fmt: skip
 @pytest.mark.parametrize("skip_bad", [False, True])
 def test_files_that_are_no_text_are_named(tmp_path, content, problem, skip_bad):
     (tmp_path / "a.tsv").write_bytes(content)
@@ -158,6 +160,10 @@ def test_numerals_are_ordered_by_value(tmp_path):
     ("a.jsonl", '{"text": "a"}\n', "a.jsonl, line 1: missing label"),
     ("a.jsonl", '{"body": "a", "label": 1}\n', "a.jsonl, line 1: missing text: it has body, label"),
     ("a.jsonl", '{"text": "a", "label": [1]}\n', "the label is not a text or a whole number"),
+    ("a.jsonl", '{"text": "a", "text": "b", "label": 1}\n', "not JSON: the key 'text' occurs twice"),
+    ("a.jsonl", '{"text": "a", "sentence": "b", "label": 1}\n', "the columns 'text' and 'sentence' could"),
+    ("a.csv", "text,label,text\na,b,c\n", "line 1: the columns 'text' and 'text' could each be the text"),
+    ("a.tsv", "Text\tLabel\tlabel\na\tb\tc\n", "'Label' and 'label' could each be the label"),
     ("a.jsonl", "[1]\n", "a.jsonl, line 1: not a JSON object"),
     (
         "a.jsonl",

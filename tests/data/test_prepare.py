@@ -1,6 +1,8 @@
 import json
 import os
+import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -152,12 +154,18 @@ def test_one_process_at_a_time(pairs, tmp_path):
     prepare(recipe(pairs), tmp_path / "out")
 
 
-def test_a_foreign_file_is_not_deleted(pairs, tmp_path):
-    (tmp_path / "out.partial").mkdir()
-    (tmp_path / "out.partial" / "thesis.tex").write_text("mine")
-    with pytest.raises(ValueError, match=r"thesis\.tex does not belong"):
+@pytest.mark.parametrize(("name", "begun"), [
+    ("thesis.tex", True), ("notes.json", True), (".mine.tmp", True), ("tokenizer.json", False),
+])  # fmt: skip
+def test_a_foreign_file_is_not_deleted(pairs, tmp_path, name, begun):
+    partial = tmp_path / "out.partial"
+    partial.mkdir()
+    files = {name: "mine"} | ({"progress.json": "{}", "train.source.tokens": "old"} if begun else {})
+    for file, content in files.items():
+        (partial / file).write_text(content)
+    with pytest.raises(ValueError, match=rf"{re.escape(name)} does not belong"):
         prepare(recipe(pairs), tmp_path / "out")
-    assert (tmp_path / "out.partial" / "thesis.tex").exists()
+    assert {file: (partial / file).read_text() for file in files} == files
 
 
 def test_refuses_to_overwrite(pairs, tmp_path):
@@ -188,8 +196,25 @@ def test_a_kill_at_the_last_rename_loses_nothing(pairs, whole, tmp_path, monkeyp
     prepare(recipe(pairs), out)
     assert contents(out) == contents(whole)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
-    with pytest.raises(ValueError, match="exists already"):
-        prepare(recipe(pairs), out)
+    # and once more, when it is finished
+    prepare(recipe(pairs), out)
+    assert contents(out) == contents(whole)
+
+
+def test_a_finished_store_of_other_settings_or_files_is_told(pairs, tmp_path):
+    out = tmp_path / "out"
+    prepare(recipe(pairs), out)
+    before = contents(out)
+    with pytest.raises(
+        ValueError, match=r"out exists already, and was made with moses=\{\}, not \{'source': 'en'"
+    ):
+        prepare(recipe(pairs).adjusted(moses="en,de"), out)
+    with pytest.raises(ValueError, match="and was made with skip_bad=False, not True; remove it or choose"):
+        prepare(recipe(pairs), out, skip_bad=True)
+    swapped = {"train": two_files(pairs / "train.xx", pairs / "train.en")}
+    with pytest.raises(ValueError, match="and its input files were others, or have changed"):
+        prepare(replace(recipe(pairs), splits=swapped), out)
+    assert contents(out) == before
 
 
 def test_a_bad_row_leaves_no_store(tmp_path):
@@ -212,8 +237,21 @@ def test_a_bad_row_leaves_no_store(tmp_path):
 
 def test_an_empty_split_is_an_error(tmp_path):
     empty = Recipe("empty", "lm", {"train": Source(lambda _: iter([]), rows=0)}, Vocabulary("words", None))
-    with pytest.raises(CorpusError, match="the train split of empty is empty"):
+    with pytest.raises(CorpusError, match="the train split is empty: empty has no good row"):
         prepare(empty, tmp_path / "out")
+
+
+def test_an_empty_validation_set_is_named_with_what_was_left_out(tmp_path):
+    (tmp_path / "a.tsv").write_text("fine\tyes\nbad\tno\n")
+    (tmp_path / "v.tsv").write_text("\tyes\n\tno\n")
+    given = labelled_recipe({"train": tmp_path / "a.tsv", "valid": tmp_path / "v.tsv"}, skip_bad=True)
+    for run in (partial(prepare, out=tmp_path / "out"), estimate):
+        with pytest.raises(CorpusError) as error:
+            run(given, skip_bad=True)
+        assert str(error.value) == (
+            f"the valid split is empty: {tmp_path / 'v.tsv'} has no good row; "
+            f"left out 2: empty text (first: {tmp_path / 'v.tsv'}, line 1)"
+        )
 
 
 def test_given_tokenizer_is_kept(pairs, whole, tmp_path):

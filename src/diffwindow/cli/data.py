@@ -27,7 +27,7 @@ File = Path | None
 
 
 def prepare(
-    out: Annotated[Path, typer.Option("--out", help="Folder of the store; it must not exist yet.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder of the store.")],
     corpus: Annotated[str | None, typer.Argument(help="A known corpus; see `diffwindow data list`.")] = None,
     data: Raw = None,
     source: Annotated[File, typer.Option(help="Parallel text: source sentences, one per line.")] = None,
@@ -77,7 +77,7 @@ def prepare(
 ) -> None:
     """Turn a corpus into a store: a known one by name, parallel files, labelled text, or plain text.
 
-    Files may be plain, .gz or .xz. The same command resumes an interrupted run.
+    Files may be plain, .gz or .xz. The same command resumes an interrupted run, and leaves a finished one.
     """
     from diffwindow.cli.errors import naming_data_option
     from diffwindow.data.corpora import GENERATED, recipe_of
@@ -213,6 +213,20 @@ def _run(
         print(f"  languages: {known or 'unknown; name them with --source-lang and --target-lang'}")
     for split, entry in store.manifest["splits"].items():
         print(f"  {split}: {_described(entry, store.labels)}")
+    for split, other in _same_rows(store.manifest["splits"]):
+        print(
+            f"{split} has the same rows as {other}: its scores will say nothing of new text", file=sys.stderr
+        )
+
+
+def _same_rows(splits: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield each split that holds the very rows of an earlier one, and that one."""
+    seen: dict[frozenset[tuple[str, str]], str] = {}
+    for split, entry in splits.items():
+        files = {name.partition(".")[2]: file["sha256"] for name, file in entry["files"].items()}
+        other = seen.setdefault(frozenset(files.items()), split)
+        if other != split:
+            yield split, other
 
 
 def _show_estimate(expected: Estimate, workers: int) -> None:

@@ -148,11 +148,13 @@ def one_cell(text: str) -> str:
 
 
 def _decoded(source: IO[bytes], name: str) -> Iterator[str]:
-    from diffwindow.data.lines import DAMAGED, bounded_lines, too_long, without_mark
+    from diffwindow.data.lines import DAMAGED, bounded_lines, check_text, too_long, without_mark
 
     number = 0
     try:
         for number, line in enumerate(bounded_lines(source), 1):
+            if number == 1:
+                check_text(line, name)
             if problem := too_long(line):
                 raise ValueError(f"{name}, line {number}: {problem}; cut it into sentences")
             try:

@@ -119,6 +119,7 @@ FOREIGN = {
     codecs.BOM_UTF16_LE: _UTF_16,
     codecs.BOM_UTF16_BE: _UTF_16,
     b"PAR1\x15": "a Parquet file; write its rows as JSON lines, CSV or TSV",
+    b"ARROW1\0\0": "an Arrow file; write its rows as JSON lines, CSV or TSV",
     b"PK\x03\x04": "a zip archive or a spreadsheet; give a text file, such as CSV or TSV",
     b"\x1f\x8b": "compressed; give it a name that ends in .gz",
     b"\xfd7zXZ": "compressed; give it a name that ends in .xz",
@@ -149,13 +150,22 @@ def raw_lines(path: Path, audit: Audit) -> Iterator[bytes]:
     with opened(path) as raw:
         audit.opened(raw)
         try:
-            for line in bounded_lines(unpacked(path, raw)):
+            content = unpacked(path, raw)
+            _check_line_ends(content, path)
+            for line in bounded_lines(content):
                 number += 1
                 yield line
         except DAMAGED as error:
             audit.bad(path, number + 1, "the archive is truncated or damaged", str(error))
         finally:
             audit.closed(raw, path.stat().st_size)
+
+
+def _check_line_ends(content: Any, path: Path) -> None:
+    """Raise if a file begins with carriage returns and no newline, as if it were one long line."""
+    beginning: bytes = content.peek(1 << 13).rstrip(b"\r")
+    if b"\r" in beginning and b"\n" not in beginning:
+        raise CorpusError(f"{path} ends its lines with carriage returns alone; save it with newlines")
 
 
 def opened(path: Path) -> BufferedReader:
@@ -189,7 +199,7 @@ def without_mark(raw: bytes, number: int) -> bytes:
     return raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw
 
 
-def check_text(first: bytes, path: Path) -> None:
+def check_text(first: bytes, path: Path | str) -> None:
     """Raise if the first line of a file begins as another format than text does."""
     for beginning, problem in FOREIGN.items():
         if first.startswith(beginning):
@@ -239,6 +249,8 @@ def headed_rows(path: Path, audit: Audit, *, wanted: tuple[str, ...]) -> Iterato
         raise CorpusError(
             f"{path}, line 1: the header lacks {', '.join(missing)}; it has {', '.join(header)}"
         )
+    if twice := [name for name in wanted if header.count(name) > 1]:
+        raise CorpusError(f"{path}, line 1: the header has {twice[0]!r} twice; give each column its own name")
     places = [header.index(name) for name in wanted]
     for number, text in rows:
         cells = text.split("\t")

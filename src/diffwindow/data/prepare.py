@@ -22,7 +22,7 @@ from diffwindow.data.vocabulary import (
     trained,
     with_vocabulary_size,
 )
-from diffwindow.data.writer import Chunk, PartialStore, SplitWriter
+from diffwindow.data.writer import Chunk, PartialStore, SplitWriter, is_finished
 from diffwindow.files import sha256_of
 from diffwindow.progress import SILENT, Progress
 
@@ -40,22 +40,23 @@ def prepare(
 ) -> Store:
     """Write the store `out`, which appears only when it is whole.
 
-    The work in progress is `out`.partial; the same call resumes it. `tokenizer` uses an existing
-    tokenizer.json in place of a new vocabulary.
+    The work in progress is `out`.partial; the same call resumes it, and opens the store once it is whole.
+    `tokenizer` uses an existing tokenizer.json in place of a new vocabulary.
     """
     if tokenizer:
         recipe = replace(recipe, normalization=Tokenizer.load(tokenizer).normalization)
     else:
         recipe = with_vocabulary_size(recipe)
     given = sha256_of(tokenizer) if tokenizer else None
-    inputs = recipe.inputs()
     fingerprint = {
         "task": recipe.task,
         "settings": recipe.settings(),
-        "inputs": inputs,
-        "tokenizer": given,
-        "skip_bad": skip_bad,
+        "inputs": recipe.inputs(),
+        "options": {"tokenizer": given, "skip_bad": skip_bad},
     }
+    if is_finished(out, fingerprint):
+        progress.note(f"{out} is complete: it was made from the same files with the same settings")
+        return Store.open(out)
     with PartialStore.opened(out, fingerprint) as partial:
         _make_tokenizer(recipe, partial, tokenizer, skip_bad=skip_bad, progress=progress)
         for split, source in recipe.splits.items():
@@ -63,7 +64,7 @@ def prepare(
                 _write_split(
                     recipe, split, source, partial, workers=workers, skip_bad=skip_bad, progress=progress
                 )
-        partial.finish(_manifest(recipe, partial, inputs))
+        partial.finish(_manifest(recipe, partial, fingerprint))
     return Store.open(out)
 
 
@@ -91,13 +92,12 @@ def usual_workers(recipe: Recipe) -> int:
 def _make_tokenizer(
     recipe: Recipe, partial: PartialStore, given: Path | None, *, skip_bad: bool, progress: Progress
 ) -> None:
-    if partial.resumed:
+    if partial.tokenizer_file.exists():
         return
     tokenizer = (
         Tokenizer.load(given) if given else train_vocabulary(recipe, skip_bad=skip_bad, progress=progress)
     )
     tokenizer.save(partial.tokenizer_file)
-    partial.save()
 
 
 def _write_split(
@@ -127,15 +127,23 @@ def _write_split(
                 partial.checkpoint(split, writer.sync())
                 saved = time.monotonic()
         if not writer.rows:
-            raise CorpusError(
-                f"the {split} split of {recipe.name} is empty: {audit.summary()['skipped'] or 'no rows'}"
-            )
+            raise _empty(recipe, split, audit)
         partial.checkpoint(split, writer.sync() | {"found": audit.summary()})
     finally:
         writer.close()
 
 
-def _manifest(recipe: Recipe, partial: PartialStore, inputs: dict[str, Any]) -> dict[str, Any]:
+def _empty(recipe: Recipe, split: str, audit: Audit) -> CorpusError:
+    """Say which files a split without rows was read from, and why rows were left out."""
+    files = " and ".join(map(str, recipe.splits[split].files)) or recipe.name
+    bad = "".join(
+        f"; left out {count:,}: {problem} (first: {audit.first_skipped[problem]})"
+        for problem, count in audit.skipped.items()
+    )
+    return CorpusError(f"the {split} split is empty: {files} has no good row{bad}")
+
+
+def _manifest(recipe: Recipe, partial: PartialStore, fingerprint: dict[str, Any]) -> dict[str, Any]:
     tokenizer = Tokenizer.load(partial.tokenizer_file)
     itemsize = token_dtype(tokenizer.vocab_size).itemsize
     splits: dict[str, Any] = {}
@@ -152,12 +160,13 @@ def _manifest(recipe: Recipe, partial: PartialStore, inputs: dict[str, Any]) -> 
                 if kind == "tokens"
             },
             "found": state["found"],
-            "inputs": inputs[split],
+            "inputs": fingerprint["inputs"][split],
         }
     return {
-        "task": recipe.task,
+        "task": fingerprint["task"],
         "tokenizer": {"kind": tokenizer.kind, "vocab_size": tokenizer.vocab_size},
-        "settings": recipe.settings(),
+        "settings": fingerprint["settings"],
+        "options": fingerprint["options"],
         "splits": splits,
     }
 
@@ -180,9 +189,10 @@ def estimate(recipe: Recipe, *, workers: int = 1, skip_bad: bool = False, sample
         tokenizer_file = Path(folder) / "tokenizer.json"
         for split, source in recipe.splits.items():
             started = time.perf_counter()
-            first, rows[split] = source.estimated_rows(Audit(skip_bad=skip_bad), sample=sample)
+            audit = Audit(skip_bad=skip_bad)
+            first, rows[split] = source.estimated_rows(audit, sample=sample)
             if not first:
-                raise CorpusError(f"the {split} split of {recipe.name} is empty")
+                raise _empty(recipe, split, audit)
             scale = rows[split] / len(first)
             reading = (time.perf_counter() - started) * scale
             if not tokenizer_file.exists():

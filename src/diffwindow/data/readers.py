@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain, zip_longest
@@ -183,7 +184,7 @@ def _layout(path: Path, number: int, first: list[str], columns: Columns) -> _Lay
     header = [cell.strip() for cell in first]
     if (numbers := _positions(columns, len(header))) is not None:
         return _Layout(len(header), *numbers)
-    text, label = _column(header, "text", columns.text), _column(header, "label", columns.label)
+    text, label = _text_and_label(header, columns, f"{path}, line {number}")
     if text is not None and label is not None:
         return _Layout(len(header), text, label, has_header=True)
     if columns == ANY_COLUMNS and len(header) == 2:
@@ -209,12 +210,20 @@ def _positions(columns: Columns, width: int) -> tuple[int, int] | None:
     return int(given[0]) - 1, int(given[1]) - 1
 
 
-def _column(header: list[str], kind: str, name: str | None) -> int | None:
-    """Return the place of a named column, or of one with a usual name."""
-    if name is not None:
-        return header.index(name) if name in header else None
-    usual = [place for place, cell in enumerate(header) if cell.lower() in USUAL_COLUMNS[kind]]
-    return usual[0] if usual else None
+def _text_and_label(header: list[str], columns: Columns, place: str) -> tuple[int | None, int | None]:
+    """Return the places of both columns; None for one that is not there."""
+    return _column(header, "text", columns.text, place), _column(header, "label", columns.label, place)
+
+
+def _column(header: list[str], kind: str, name: str | None, place: str) -> int | None:
+    """Return the place of a named column, or of one with a usual name; raise if there are two."""
+    names = header if name is not None else [cell.lower() for cell in header]
+    wanted = USUAL_COLUMNS[kind] if name is None else (name,)
+    found = [number for number, cell in enumerate(names) if cell in wanted]
+    if len(found) > 1:
+        both = " and ".join(repr(header[number]) for number in found)
+        raise NoColumnError(f"{place}: the columns {both} could each be the {kind}; give each its own name")
+    return found[0] if found else None
 
 
 def _tsv_rows(path: Path, audit: Audit) -> Iterator[tuple[int, list[str]]]:
@@ -253,12 +262,19 @@ def _csv_rows(path: Path, audit: Audit) -> Iterator[tuple[int, list[str]]]:
             yield row[0][0], cells
 
 
+def _distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Return a JSON object; raise if a key occurs twice, of which Python would take the last."""
+    if twice := [key for key, count in Counter(key for key, _ in pairs).items() if count > 1]:
+        raise ValueError(f"the key {twice[0]!r} occurs twice")
+    return dict(pairs)
+
+
 def _json_cells(path: Path, audit: Audit, columns: Columns) -> Iterator[tuple[int, str, str]]:
     for number, line in text_lines(path, audit):
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = json.loads(line, object_pairs_hook=_distinct)
         except (ValueError, RecursionError) as error:
             audit.bad(path, number, "not JSON", str(error))
             continue
@@ -266,7 +282,7 @@ def _json_cells(path: Path, audit: Audit, columns: Columns) -> Iterator[tuple[in
             audit.bad(path, number, "not a JSON object", 'a line has the form {"text": …, "label": …}')
             continue
         names = list(row)
-        text, label = _column(names, "text", columns.text), _column(names, "label", columns.label)
+        text, label = _text_and_label(names, columns, f"{path}, line {number}")
         values = [None if place is None else row[names[place]] for place in (text, label)]
         if not isinstance(values[0], str):
             audit.bad(path, number, "missing text", f"it has {', '.join(names) or 'nothing'}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,12 +14,13 @@ from typing import IO, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from diffwindow.data.integrity import FORMAT, MANIFEST
+from diffwindow.data.integrity import FORMAT, MANIFEST, MEMORY, read_manifest
 from diffwindow.data.store import OFFSET_DTYPE, VALUE_DTYPE
 from diffwindow.files import (
     LOCK,
     flush,
     locked,
+    make_folder,
     naming,
     open_within,
     read_json,
@@ -28,7 +30,9 @@ from diffwindow.files import (
 )
 
 PROGRESS = "progress.json"
-_SUFFIXES = {".tokens", ".offsets", ".values", ".json", ".tmp"}
+TOKENIZER = "tokenizer.json"
+_JSON_FILES = (PROGRESS, TOKENIZER, MANIFEST, MEMORY)
+_ARRAY = re.compile(r"[^.]+\.[^.]+\.(tokens|offsets|values)")
 
 
 @dataclass(frozen=True)
@@ -96,36 +100,38 @@ class PartialStore:
         # a kill after the last rename leaves a whole store that still has its record
         folder = out if _recorded(out, fingerprint) else out.parent / f"{out.name}.partial"
         _refuse(out, folder, fingerprint)
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         with locked(folder), naming(folder):
             # another process may have finished it meanwhile, and its record be gone
             _refuse(out, folder, fingerprint)
-            remove_temporaries(folder)
+            remove_temporaries(folder, _JSON_FILES)
             yield cls(out, folder, fingerprint)
 
     def __init__(self, out: Path, folder: Path, fingerprint: dict[str, Any]) -> None:
         self.out = out
         self.folder = folder
-        self._fingerprint = fingerprint
-        self.resumed = False
-        self.state = self._resume()
+        state = _recorded(folder, fingerprint)
+        self.state = state or {"fingerprint": fingerprint, "splits": {}}
+        if state is None:
+            self._clear()
+            # from now on the files are known to be those of a store
+            self.save()
 
-    def _resume(self) -> dict[str, Any]:
-        if state := _recorded(self.folder, self._fingerprint):
-            self.resumed = True
-            return state
-        for file in self.folder.iterdir():
-            if file.name == LOCK:
-                continue
-            if file.suffix not in _SUFFIXES:
+    def _clear(self) -> None:
+        """Remove what another run left; raise, and remove nothing, if anything else is there."""
+        files = [file for file in self.folder.iterdir() if file.name != LOCK]
+        recorded = (self.folder / PROGRESS).exists()
+        for file in files:
+            if not recorded or not (file.name in _JSON_FILES or _ARRAY.fullmatch(file.name)):
                 raise ValueError(f"{file} does not belong to an unfinished store; move it away")
+        # the record last: without it, nothing here would be known as ours
+        for file in sorted(files, key=lambda file: file.name == PROGRESS):
             file.unlink()
-        return {"fingerprint": self._fingerprint, "splits": {}}
 
     @property
     def tokenizer_file(self) -> Path:
         """The tokenizer, from the moment it is trained."""
-        return self.folder / "tokenizer.json"
+        return self.folder / TOKENIZER
 
     def checkpoint(self, split: str, state: dict[str, Any]) -> None:
         """Record how far a split has come."""
@@ -150,6 +156,36 @@ class PartialStore:
         flush(self.out.parent)
         for name in (PROGRESS, LOCK):
             (self.out / name).unlink(missing_ok=True)
+
+
+def is_finished(out: Path, fingerprint: dict[str, Any]) -> bool:
+    """Return whether `out` is a whole store of this fingerprint; raise if it is one of another."""
+    if not (out / MANIFEST).exists() or (out / PROGRESS).exists():
+        return False
+    manifest = read_manifest(out)
+    if "options" not in manifest:
+        # a store from before they were recorded
+        return False
+    before = {name: manifest.get(name) for name in fingerprint}
+    before["inputs"] = {split: entry.get("inputs") for split, entry in manifest["splits"].items()}
+    for name, value in json.loads(json.dumps(fingerprint)).items():
+        if before[name] != value:
+            raise ValueError(
+                f"{out} exists already, and {_difference(name, before[name], value)}; "
+                "remove it or choose another folder"
+            )
+    return True
+
+
+def _difference(name: str, before: Any, now: Any) -> str:
+    """Say in what a store differs from what is asked for."""
+    if name == "inputs":
+        return "its input files were others, or have changed"
+    if isinstance(before, dict) and isinstance(now, dict):
+        name, before, now = next(
+            (key, before.get(key), value) for key, value in now.items() if before.get(key) != value
+        )
+    return f"was made with {name}={before!r}, not {now!r}"
 
 
 def _recorded(folder: Path, fingerprint: dict[str, Any]) -> dict[str, Any] | None:
