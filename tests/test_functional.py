@@ -210,3 +210,24 @@ def test_normalised_weights_of_a_window_too_small_to_divide_by():
     assert weights.tolist() == [[0.0, 1.0]]
     (grad,) = torch.autograd.grad(weights[0, 1], window)
     assert grad.isfinite().all()
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("compute", "message"),
+    [
+        (lambda x: f.soft_window(x.tolist(), x), "phi_left is of type list; pass a torch.Tensor"),
+        (lambda x: f.rightward(x.long()), "phi is torch.int64; pass torch.float32"),
+        (lambda x: f.leftward(x, segment_size=True), "segment_size=True is not an integer"),
+        (lambda x: f.discrete_window(1.5, 3, 5), "left=1.5 is not an integer"),
+        (lambda x: f.boundary(x, x, mask=x), "mask is torch.float32; pass a boolean mask"),
+        (lambda x: f.scores(x, x, x.sum()), "scale is a tensor"),
+        (lambda x: f.multiplicative_weights(x, None), "window is None; pass a torch.Tensor"),
+        (lambda x: f.additive_weights(x, x, x, dropout_p=True), "dropout_p=True is not a number"),
+        (lambda x: f.attend(x, x.to_sparse()), "pass v.to_dense()"),
+    ],
+)
+def test_arguments_of_a_wrong_type_are_named(compute, message):
+    with pytest.raises(TypeError) as caught:
+        compute(torch.ones(4, 4))
+    assert message in str(caught.value)

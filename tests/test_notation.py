@@ -24,7 +24,7 @@ def test_the_best_model_of_the_paper():
     assert plan.attentions("Enc", 6) == (Attention("AW"),) * 3 + (GLOBAL,) * 3
     assert plan.attentions("Cr", 6) == (Attention("AW", segment_size=5),) * 3 + (GLOBAL,) * 3
     assert plan.attentions("Dec", 6) == (Attention("MW"),) * 3 + (GLOBAL,) * 3
-    with pytest.raises(ValueError, match="role='Foo' is not one of Enc, Cr, Dec"):
+    with pytest.raises(ValueError, match="role='Foo' is not one of 'Enc', 'Cr', 'Dec'"):
         plan.attentions("Foo", 6)
 
 
@@ -156,3 +156,23 @@ def test_causal_kinds_are_for_decoders_alone(kind):
     assert str(parse(f"Dec({kind})@all")) == f"Dec({kind})@all"
     with pytest.raises(NotationError, match="for Dec and not for Enc"):
         parse(f"Enc({kind})")
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: parse(3), TypeError, "a notation is a str, as 'Enc(AW)', not 3"),
+        (lambda: Plan("Enc(AW)"), TypeError, "terms='Enc(AW)' is not a tuple of Term"),
+        (lambda: Term("Enc", "AW"), TypeError, "attention='AW' is not an Attention"),
+        (lambda: Term("enc", Attention("AW")), ValueError, "did you mean 'Enc'?"),
+        (lambda: Attention("WA"), ValueError, "kind='WA' is not one of"),
+        (lambda: Attention("MW", gate="no"), TypeError, "gate='no' is not a bool"),
+        (lambda: Attention("AW", boundary_dim=True), TypeError, "boundary_dim=True is not an integer"),
+        (lambda: Plan().attentions("Enc", "3"), TypeError, "num_layers='3' is not an integer"),
+    ],
+)
+def test_what_is_no_notation_is_named(make, error, message):
+    with pytest.raises(error) as caught:
+        make()
+    assert message in str(caught.value)

@@ -151,6 +151,14 @@ def check_mask(name: str, mask: object) -> None:
         raise TypeError(f"{name} is {dtype}; pass a boolean mask, True where a query may look")
 
 
+def check_positions(name: str, x: object) -> None:
+    """Raise unless `x` is a dense tensor of integers."""
+    check_tensor(name, x)
+    dtype = cast(Tensor, x).dtype
+    if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
+        raise TypeError(f"{name} is {dtype}; pass integers, the indices of keys")
+
+
 def check_not_traced() -> None:
     """Raise under torch.jit.trace, which would keep the sizes and choices of one call for all."""
     if not torch.compiler.is_compiling() and torch._C._get_tracing_state() is not None:
@@ -226,10 +234,7 @@ def _check_origin(segment_origin: Tensor | None, q: Tensor) -> None:
     """Raise unless the origin is one integer per sequence, on the device of `q`."""
     if segment_origin is None:
         return
-    check_tensor("segment_origin", segment_origin)
-    dtype = segment_origin.dtype
-    if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
-        raise TypeError(f"segment_origin is {dtype}; pass one integer key index per sequence")
+    check_positions("segment_origin", segment_origin)
     if segment_origin.dim() != 1 or segment_origin.shape[0] != q.shape[0]:
         raise ValueError(
             f"segment_origin has shape {list(segment_origin.shape)}, not [batch] = [{q.shape[0]}]"

@@ -15,7 +15,18 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from diffwindow.arguments import EXPECTATIONS, Expectation, check_tolerance
+from diffwindow.arguments import (
+    EXPECTATIONS,
+    Expectation,
+    check_dropout,
+    check_floats,
+    check_mask,
+    check_positions,
+    check_scale,
+    check_segment_size,
+    check_tolerance,
+    check_whole,
+)
 from diffwindow.spelling import check_choice
 
 
@@ -27,6 +38,10 @@ def discrete_window(left: int | Int[Tensor, "..."], right: int | Int[Tensor, "..
     >>> discrete_window(3, 8, 10)
     tensor([0., 0., 0., 1., 1., 1., 1., 1., 1., 0.])
     """
+    check_whole("num_keys", num_keys)
+    for name, bound in (("left", left), ("right", right)):
+        check = check_positions if isinstance(bound, Tensor) else check_whole
+        check(name, bound)
     left, right = torch.as_tensor(left), torch.as_tensor(right)
     position = torch.arange(num_keys, device=left.device)
     inside = (left[..., None] <= position) & (position <= right[..., None])
@@ -59,6 +74,8 @@ def rightward(
     >>> rightward(torch.tensor([0.1, 0.2, 0.3, 0.4]), segment_size=2)
     tensor([0.3000, 0.3000, 1.0000, 1.0000])
     """
+    check_floats("phi", phi)
+    check_segment_size(segment_size)
     prefix = phi.cumsum(-1)
     if segment_size == 1:
         return prefix
@@ -74,6 +91,8 @@ def leftward(
     >>> leftward(torch.tensor([0.1, 0.2, 0.3, 0.4]))
     tensor([1.0000, 0.9000, 0.7000, 0.4000])
     """
+    check_floats("phi", phi)
+    check_segment_size(segment_size)
     suffix = phi.flip(-1).cumsum(-1).flip(-1)
     if segment_size == 1:
         return suffix
@@ -103,6 +122,8 @@ def soft_window(
     >>> soft_window(one_hot[8], one_hot[3])
     tensor([0., 0., 0., 1., 1., 1., 1., 1., 1., 0.])
     """
+    check_floats("phi_left", phi_left)
+    check_floats("phi_right", phi_right)
     check_choice("expectation", expectation, EXPECTATIONS)
     check_tolerance("tolerance", tolerance)
     f_left = rightward(phi_left, segment_size, segment_origin=segment_origin)
@@ -124,8 +145,10 @@ def masked_softmax(
     logits: Float[Tensor, "*lead k"], mask: Bool[Tensor, "..."] | None
 ) -> Float[Tensor, "*lead k"]:
     """Softmax over the keys that `mask` allows; a row that allows none is zero, with zero gradients."""
+    check_floats("logits", logits)
     if mask is None:
         return logits.softmax(-1)
+    check_mask("mask", mask)
     # The lowest finite value rather than -inf: a row of them is uniform, not NaN, before it is zeroed.
     visible = logits.masked_fill(~mask, torch.finfo(logits.dtype).min)
     return visible.softmax(-1).masked_fill(~mask, 0.0)
@@ -143,7 +166,11 @@ def scores(
     With a mask, keys that no query sees, and queries that see none, score 0, whatever they hold: a NaN
     there would reach the gradients.
     """
+    check_floats("q", q)
+    check_floats("k", k)
+    check_scale(scale)
     if mask is not None:
+        check_mask("mask", mask)
         q, k = q.masked_fill(~mask.any(-1)[..., None], 0.0), zero_unseen_keys(k, mask)
     with _no_autocast(q):
         return (
@@ -179,6 +206,7 @@ def multiplicative_weights(
     seed: Int[Tensor, ""] | None = None,
 ) -> Float[Tensor, "*lead q k"]:
     """Confine attention to the window: A = softmax(s) ⊙ M (Eq. 13), which need not sum to one."""
+    check_floats("window", window)
     return _dropout(masked_softmax(score, mask), dropout_p, seed) * window
 
 
@@ -198,6 +226,8 @@ def normalized_weights(
     >>> normalized_weights(torch.tensor([[99.0, 0.0, 0.0]]), window)
     tensor([[0.0000, 0.3333, 0.6667]])
     """
+    check_floats("score", score)
+    check_floats("window", window)
     # a subnormal M counts as 0: dividing by it would overflow
     seen = ~(window < torch.finfo(window.dtype).tiny)
     seen = seen if mask is None else seen & mask
@@ -220,6 +250,9 @@ def additive_weights(
     seed: Int[Tensor, ""] | None = None,
 ) -> Float[Tensor, "*lead q k"]:
     """Add a local score within the window: A = softmax(s + o ⊙ M) (Eq. 14-17)."""
+    check_floats("score", score)
+    check_floats("local_score", local_score)
+    check_floats("window", window)
     return _dropout(masked_softmax(score + local_score * window, mask), dropout_p, seed)
 
 
@@ -233,6 +266,8 @@ def attend(
 
     With a mask, values that no query sees count as 0, so that NaN in padding stays there.
     """
+    check_floats("weights", weights)
+    check_floats("v", v)
     v = zero_unseen_keys(v, mask)
     with _no_autocast(v):
         return (weights @ v.to(weights.dtype)).to(v.dtype)
@@ -244,6 +279,7 @@ def zero_unseen_keys(
     """Zero the rows of keys or values that the mask hides from every query."""
     if mask is None:
         return x
+    check_mask("mask", mask)
     seen = mask.any(-2) if mask.dim() > 1 else mask
     return x.masked_fill(~seen[..., None], 0.0)
 
@@ -294,6 +330,7 @@ def _mix32(x: Tensor) -> Tensor:
 
 
 def _dropout(x: Tensor, dropout_p: float, seed: Tensor | None) -> Tensor:
+    check_dropout("dropout_p", dropout_p)
     if not dropout_p > 0:
         return x
     kept = kept_weights(x.shape, dropout_p, draw_seed(x) if seed is None else seed)

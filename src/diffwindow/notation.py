@@ -19,9 +19,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal, NoReturn
 
+from diffwindow.arguments import check_whole
 from diffwindow.attention.kinds import GLOBAL, KINDS, OPTIONS, RELATIVE_SIZE, SEGMENT_SIZE, Attention
 from diffwindow.attention.stacked_attention import ROLES, Role
-from diffwindow.spelling import did_you_mean
+from diffwindow.spelling import check_choice, did_you_mean, quoted
 
 __all__ = [
     "GLOBAL",
@@ -47,6 +48,11 @@ class Term:
 
     def __post_init__(self) -> None:
         """Raise unless the layers are named as they should be."""
+        check_choice("role", self.role, ROLES)
+        if not isinstance(self.attention, Attention):
+            raise TypeError(
+                f"attention={quoted(self.attention)} is not an Attention; parse makes one of text"
+            )
         if self.layers is None or self.layers == "all":
             return
         layers = tuple(self.layers) if isinstance(self.layers, list) else self.layers
@@ -82,10 +88,15 @@ class Plan:
 
     terms: tuple[Term, ...] = ()
 
+    def __post_init__(self) -> None:
+        """Raise unless the terms are a tuple of them."""
+        if not (isinstance(self.terms, tuple) and all(isinstance(term, Term) for term in self.terms)):
+            raise TypeError(f"terms={quoted(self.terms)} is not a tuple of Term; parse makes a plan of text")
+
     def attentions(self, role: Role, num_layers: int) -> tuple[Attention, ...]:
         """Return the attention of each layer of a role."""
-        if role not in ROLES:
-            raise ValueError(f"role={role!r} is not one of {', '.join(ROLES)}")
+        check_choice("role", role, ROLES)
+        check_whole("num_layers", num_layers)
         attentions = [GLOBAL] * num_layers
         for term in (term for term in self.terms if term.role == role):
             for layer in term.layer_range(num_layers):
@@ -112,7 +123,7 @@ class NotationError(ValueError):
 def parse(text: str) -> Plan:
     """Read a notation; a mistake raises a NotationError with a caret under it and a suggestion."""
     if not isinstance(text, str):
-        raise TypeError(f"a notation is a str, as 'Enc(AW)', not {text!r}")
+        raise TypeError(f"a notation is a str, as 'Enc(AW)', not {quoted(text)}")
     if text.strip() == GLOBAL.kind:
         return Plan()
     scanner = _Scanner(text)

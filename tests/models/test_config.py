@@ -22,6 +22,7 @@ def test_is_frozen_and_canonical():
         ({"vocab_size": 10, "num_heads": 7}, "embed_dim=512 is not divisible by num_heads=7"),
         ({"vocab_size": 10, "embed_dim": 9, "num_heads": 3}, "embed_dim=9 is odd"),
         ({"vocab_size": 10, "dropout": 2.0}, "dropout=2.0: Input should be less than or equal to 1"),
+        ({"vocab_size": 10, "dropout": True}, "TranslatorConfig: dropout=True is not a number"),
         ({"vocab_size": 10, "attention": "Enc(AW)@9"}, "names layer 9, but the model has 6 Enc layers"),
         ({"vocab_size": 10, "attention": "Dec(Loc)"}, "bidirectional only, for Enc and not for Dec"),
         ({"vocab_size": 10, "attention": "Enc(Gauss)"}, "for Cr and not for Enc"),

@@ -193,6 +193,13 @@ def test_what_cannot_be_captured_is_told():
         diffwindow.capture(nn.Linear(2, 2)),
     ):
         pass
+    with pytest.raises(TypeError, match=r"model=None is not a torch.nn.Module"), diffwindow.capture(None):
+        pass
+    with (
+        pytest.raises(TypeError, match="row='0' is not an integer"),
+        diffwindow.capture(classifier(), row="0"),
+    ):
+        pass
     with pytest.raises(ValueError, match="no attention ran"), diffwindow.capture(classifier()):
         pass
 

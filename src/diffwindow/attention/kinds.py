@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from diffwindow.arguments import Expectation
+from diffwindow.arguments import EXPECTATIONS, Expectation, check_bool, check_positive, check_segment_size
 from diffwindow.attention.baselines import BASELINES
 from diffwindow.attention.causal_baselines import CAUSAL_BASELINES
 from diffwindow.attention.plain_attention import GlobalAttention
 from diffwindow.attention.stacked_attention import Kind, StackedAttention
 from diffwindow.attention.window_attention import Window, WindowAttention
+from diffwindow.spelling import check_choice
 
 
 class Option(NamedTuple):
@@ -64,6 +65,17 @@ class Attention:
     gate: bool = False
     relative_size: int | None = None
     normalize: bool = False
+
+    def __post_init__(self) -> None:
+        """Raise unless each option is one; whether its kind has it, and the sizes, the module checks."""
+        check_choice("kind", self.kind, tuple(KINDS))
+        check_segment_size(self.segment_size)
+        check_choice("expectation", self.expectation, EXPECTATIONS)
+        check_bool("gate", self.gate)
+        check_bool("normalize", self.normalize)
+        for name in ("size", "boundary_dim", "relative_size"):
+            if getattr(self, name) is not None:
+                check_positive(name, getattr(self, name))
 
     def __str__(self) -> str:
         size = "" if self.size in (None, KINDS[self.kind].size) else f"={self.size}"

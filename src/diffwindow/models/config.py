@@ -93,9 +93,12 @@ class ModelConfig(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _known_fields(cls, fields: Any) -> Any:
-        for name in fields if isinstance(fields, dict) else ():
+        for name, value in fields.items() if isinstance(fields, dict) else ():
             if name not in cls.model_fields:
                 raise ValueError(f"there is no field {name!r}; {did_you_mean(name, cls.model_fields)}")
+            # pydantic would take it for 0 or 1
+            if isinstance(value, bool):
+                raise ValueError(f"{name}={value} is not a number or a name, as every setting of a model is")
         return fields
 
     @field_validator("attention")

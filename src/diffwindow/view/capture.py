@@ -13,12 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from diffwindow.arguments import check_whole
 from diffwindow.attention.stacked_attention import Maps, StackedAttention
 from diffwindow.attention.visibility import Visibility
 from diffwindow.attention.watching import watched
 from diffwindow.attention.window_attention import WindowAttention
 from diffwindow.models.window_adapter import WindowAdapter
 from diffwindow.ops import WindowMaps
+from diffwindow.spelling import quoted
 from diffwindow.view.trace import Array, AttentionTrace, LayerMaps
 
 Captured = StackedAttention | WindowAdapter
@@ -58,6 +60,9 @@ def capture(
     >>> trace["Enc", 1].window.shape
     (2, 3, 3)
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model={quoted(model)} is not a torch.nn.Module; pass a model with windows")
+    check_whole("row", row)
     modules: dict[str, Captured] = {
         name: one for name, one in model.named_modules() if isinstance(one, StackedAttention | WindowAdapter)
     }
