@@ -280,6 +280,19 @@ def test_markup_and_right_to_left_text_stay_text(browser, files):
     assert page.locator("#queries li").all_inner_texts() == HOSTILE
     assert text(page, "h1") == "<i>x</i> & مفتاح"
     assert page.locator("b, i, u").count() == 0
+    page.hover("#query-3")
+    # the word comes first although it is read from right to left, and the text goes on after it
+    first, rest = page.evaluate(
+        """[...document.getElementById("sentence").childNodes].slice(1, 3).map((node) => {
+            const range = document.createRange();
+            range.selectNode(node);
+            const { left, right } = range.getClientRects()[0];
+            return [node.textContent, left, right];
+        })"""
+    )
+    assert (first[0], rest[0][:2]) == ("מפתח", "” ")
+    assert first[2] <= rest[1] + 1
+    assert page.locator("#cell bdi, #table caption bdi").count() > 0
     page.check("#merge")
     assert page.locator("#queries li").last.inner_text() == "ال" + "מפתחות"
     assert page.problems == []

@@ -16,6 +16,11 @@ export function html(tag, attributes = {}, ...children) {
   return filled(document.createElement(tag), attributes, children);
 }
 
+/** Return a word of a sentence as an element of its own: one from right to left leaves the rest in order. */
+export function word(label) {
+  return html("bdi", {}, label);
+}
+
 export function svg(tag, attributes = {}, ...children) {
   return filled(document.createElementNS(SVG, tag), attributes, children);
 }

@@ -3,7 +3,7 @@
 import { drawBracket, windowTop } from "./bracket.js";
 import { connectControls, keyChange, roleName, showControls } from "./controls.js";
 import { readRuns } from "./data.js";
-import { byId, html, shown } from "./dom.js";
+import { byId, html, shown, word } from "./dom.js";
 import { cellAt, drawHeatmap, geometry, moveCross } from "./heatmap.js";
 import { connectLive } from "./live.js";
 import { THEMES } from "./palette.js";
@@ -57,11 +57,11 @@ function showQuery() {
     option.setAttribute("aria-selected", chosen);
     if (chosen) byId("queries").setAttribute("aria-activedescendant", option.id);
   }
-  byId("sentence").textContent = sentence(maps, selection.query);
-  byId("cell").textContent = cellText();
+  byId("sentence").replaceChildren(...sentence(maps, selection.query));
+  byId("cell").replaceChildren(...cellText());
   const other = view.panels.find((panel) => panel.linked);
   const others = other && other.values.subarray(selection.query * maps.numKeys, (selection.query + 1) * maps.numKeys);
-  const caption = `What “${maps.queryLabels[selection.query]}” sees: ${headName()}`;
+  const caption = ["What “", word(maps.queryLabels[selection.query]), `” sees: ${headName()}`];
   fillTable(byId("table"), maps, selection.query, others, caption);
 }
 
@@ -73,13 +73,13 @@ function headName() {
 
 function cellText() {
   const { maps, selection } = view;
-  if (selection.key === null) return " ";
+  if (selection.key === null) return [" "];
   const index = selection.query * maps.numKeys + selection.key;
   const values = maps.window ? [`window ${shown(maps.window[index])}`] : [];
   values.push(`attention ${shown(maps.weights[index])}`);
   const other = view.panels.find((panel) => panel.linked);
   if (other) values.push(`second run ${shown(other.values[index])}`);
-  return `${maps.queryLabels[selection.query]} → ${maps.keyLabels[selection.key]}: ${values.join(", ")}`;
+  return [word(maps.queryLabels[selection.query]), " → ", word(maps.keyLabels[selection.key]), `: ${values.join(", ")}`];
 }
 
 function bracket(width) {
