@@ -1,5 +1,8 @@
 import numpy as np
 import pytest
+from fontTools.fontBuilder import FontBuilder
+from fontTools.pens.ttGlyphPen import TTGlyphPen
+from matplotlib.font_manager import fontManager
 
 from diffwindow.figures.attention_maps import Panel, attention_figure, save_figure
 
@@ -61,3 +64,38 @@ def test_figures_are_written_whole_in_the_format_of_their_name(tmp_path, name):
 def test_an_unknown_format_is_refused(tmp_path):
     with pytest.raises(ValueError, match="does not end in a format"):
         save_figure(figure(), tmp_path / "window.doc")
+
+
+def test_letters_that_the_usual_font_lacks_come_from_another_or_are_escaped(tmp_path, monkeypatch):
+    panel = Panel("窗", np.eye(2))
+    with pytest.warns(UserWarning, match=r"no font on this machine has 字窗, so the figure shows escapes"):
+        figure = attention_figure([panel], queries=["字", "b\n"], keys=["a", "b"])
+    assert figure.axes[0].get_title() == r"\u7a97"
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == [r"\u5b57", r"b\n"]
+    # without a warning now, which would be an error
+    monkeypatch.setattr(fontManager, "ttflist", [*fontManager.ttflist])
+    fontManager.addfont(font_with(tmp_path / "tiny.ttf", "窗字"))
+    figure = attention_figure([panel], queries=["字", "b"], keys=["a", "b"])
+    assert figure.axes[0].get_title() == "窗"
+    save_figure(figure, tmp_path / "figure.png")
+
+
+def font_with(path, letters):
+    """Make a font of empty squares for some letters."""
+    pen = TTGlyphPen(None)
+    pen.moveTo((0, 0))
+    for corner in ((0, 500), (500, 500), (500, 0)):
+        pen.lineTo(corner)
+    pen.closePath()
+    names = [".notdef", *(f"letter{number}" for number in range(len(letters)))]
+    font = FontBuilder(1000, isTTF=True)
+    font.setupGlyphOrder(names)
+    font.setupCharacterMap(dict(zip(map(ord, letters), names[1:], strict=True)))
+    font.setupGlyf(dict.fromkeys(names, pen.glyph()))
+    font.setupHorizontalMetrics(dict.fromkeys(names, (600, 0)))
+    font.setupHorizontalHeader(ascent=800, descent=-200)
+    font.setupNameTable({"familyName": "Tiny", "styleName": "Regular"})
+    font.setupOS2()
+    font.setupPost()
+    font.save(path)
+    return path

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import BrokenExecutor
 from contextlib import contextmanager
@@ -49,6 +50,16 @@ def one_sentence_errors() -> Iterator[None]:
         return
     print(f"diffwindow: {shortened(text)}", file=sys.stderr)
     sys.exit(2)
+
+
+@contextmanager
+def warnings_as_sentences() -> Iterator[None]:
+    """Print warnings as lines on stderr, without the place in the code."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        yield
+    for text in dict.fromkeys(str(warning.message) for warning in caught):
+        print(f"diffwindow: {shortened(text)}", file=sys.stderr)
 
 
 def shortened(text: str, limit: int = 500) -> str:

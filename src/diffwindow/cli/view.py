@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from diffwindow.cli.errors import warnings_as_sentences
 from diffwindow.cli.options import Device, RunFolder, check_partners
 from diffwindow.cli.streams import input_lines
 
@@ -221,9 +222,10 @@ def _write(
     against = None if other is None else trace_example(other, for_other(example, trained, other))
     if figures:
         _check_place(trace, *place)
-    for path in figures:
-        trace.draw(path, *place, against=against)
-        print(path)
+    with warnings_as_sentences():
+        for path in figures:
+            trace.draw(path, *place, against=against)
+            print(path)
     if out is None and figures:
         return
     earlier: dict[str, AttentionTrace] = {
@@ -266,8 +268,9 @@ def _statistics(
     traces = (trace_example(trained, example) for example in examples)
     rows = window_statistics(traces, tolerance=tolerance)
     spans = [Span(row.role, row.layer, row.head + 1, row.start, row.end) for row in rows]
-    for path in figures:
-        save_figure(span_figure(spans, title=title), path)
+    with warnings_as_sentences():
+        for path in figures:
+            save_figure(span_figure(spans, title=title), path)
     print(to_json([asdict(row) for row in rows], indent=2) if as_json else "\n".join(as_table(rows)))
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -67,8 +68,7 @@ def attention_grid(
 ) -> Figure:
     """Draw rows of panels, as many in each; tokens are named at the left and below."""
     require("matplotlib")
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
+    import matplotlib
 
     for panel in (panel for row in rows for panel in row):
         if panel.values.shape != (len(queries), len(keys)):
@@ -76,7 +76,23 @@ def attention_grid(
                 f"{panel.title!r} has shape {panel.values.shape}, "
                 f"but there are {len(queries)} queries and {len(keys)} keys"
             )
-    queries, keys = [_printable(token) for token in queries], [_printable(token) for token in keys]
+    fonts = choose_fonts([*queries, *keys, title, *(panel.title for row in rows for panel in row)])
+    rows = [[replace(panel, title=fonts.write_lines(panel.title)) for panel in row] for row in rows]
+    queries, keys = ([fonts.write(token) for token in tokens] for tokens in (queries, keys))
+    with matplotlib.rc_context({"font.family": fonts.families}):
+        return _grid(rows, queries, keys, names, fonts.write_lines(title))
+
+
+def _grid(
+    rows: Sequence[Sequence[Panel]],
+    queries: Sequence[str],
+    keys: Sequence[str],
+    names: tuple[str, str],
+    title: str,
+) -> Figure:
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
     layout = _layout(rows, queries, keys, title)
     figure = Figure(figsize=layout.size, layout=ConstrainedLayoutEngine(h_pad=0.08, hspace=0.04))
     if layout.heading:
@@ -116,15 +132,6 @@ def _layout(
     lines = sum(max(text.count("\n") + 1 for text in row) for row in titles) + heading.count("\n") + 1
     height = len(rows) * (cell * len(queries) + MARGIN / 3) + LINE * lines + column_label + MARGIN / 2
     return _Layout(cell, (width, height), heading, titles)
-
-
-def _printable(token: str) -> str:
-    """Write control characters, which no font has, as escapes.
-
-    >>> _printable("a\\x05b")
-    'a\\\\x05b'
-    """
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in token)
 
 
 def _wrapped(text: str, inches: float) -> str:
@@ -171,3 +178,68 @@ def save_figure(figure: Figure, path: Path) -> None:
     with replacing(path, follow_link=True) as temporary, matplotlib.rc_context(FONTS):
         # the layout leaves long names of tokens hanging over the edge
         figure.savefig(temporary, format=kind, dpi=150, bbox_inches="tight")
+
+
+class Fonts(NamedTuple):
+    """The families of fonts for some texts, and the characters that none of them has."""
+
+    families: list[str]
+    missing: set[int]
+
+    def write(self, text: str) -> str:
+        """Write the characters that no font has as escapes, control characters among them.
+
+        >>> Fonts([], {5}).write("a\\x05b")
+        'a\\\\x05b'
+        """
+        return "".join(c.encode("unicode_escape").decode() if ord(c) in self.missing else c for c in text)
+
+    def write_lines(self, text: str) -> str:
+        """Write each line of a text so."""
+        return "\n".join(map(self.write, text.splitlines()))
+
+
+def choose_fonts(texts: Iterable[str]) -> Fonts:
+    """Return the usual fonts, and others for what they lack; warn about letters that no font has."""
+    import matplotlib
+    from matplotlib.font_manager import FontProperties, findfont
+
+    characters = set("".join(texts))
+    controls = {ord(c) for c in characters if not c.isprintable()}
+    usual = list(matplotlib.rcParams["font.family"])
+    letters = {ord(c) for c in characters} - controls - _characters(findfont(FontProperties()))
+    families, missing = _fonts_with(letters) if letters else ([], letters)
+    if missing:
+        shown = "".join(map(chr, sorted(missing)[:5])) + ("…" if len(missing) > 5 else "")
+        warnings.warn(
+            f"no font on this machine has {shown}, so the figure shows escapes; install one that does, such "
+            "as Noto Sans CJK",
+            stacklevel=3,
+        )
+    return Fonts([*usual, *families], missing | controls)
+
+
+def _fonts_with(missing: set[int]) -> tuple[list[str], set[int]]:
+    """Return families that together have these characters, and the characters that no font has."""
+    from matplotlib.font_manager import fontManager
+
+    # one font of each family, and none that has a box for every character
+    candidates = {font.name: font.fname for font in fontManager.ttflist if "Last Resort" not in font.name}
+    known = {name: _characters(path) & missing for name, path in candidates.items()}
+    families: list[str] = []
+    while best := max(known, key=lambda name: len(known[name] & missing), default=None):
+        if not known[best] & missing:
+            break
+        families.append(best)
+        missing = missing - known[best]
+    return families, missing
+
+
+def _characters(font: str) -> set[int]:
+    """Return the characters that a font file has; none if it cannot be read."""
+    from matplotlib.font_manager import get_font
+
+    try:
+        return set(get_font(font).get_charmap())
+    except (OSError, RuntimeError):
+        return set()

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from diffwindow.extras import require
+from diffwindow.figures.attention_maps import choose_fonts
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -38,7 +39,9 @@ def span_figure(rows: Sequence[Span], *, title: str = "") -> Figure:
     counts = [sum(row.role == role for row in rows) for role in roles]
     figure = Figure(figsize=(6.4, ROW * sum(counts) + 0.9 * len(roles) + 0.6), layout="constrained")
     if title:
-        figure.suptitle(title, fontsize=11, parse_math=False)
+        fonts = choose_fonts([title])
+        heading = fonts.write_lines(title)
+        figure.suptitle(heading, fontsize=11, fontfamily=fonts.families, parse_math=False)
     plots = figure.subplots(len(roles), 1, squeeze=False, height_ratios=counts)[:, 0]
     for axes, role in zip(plots, roles, strict=True):
         heads = [row for row in rows if row.role == role]
