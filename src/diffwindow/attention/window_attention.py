@@ -333,8 +333,9 @@ class WindowAttention(StackedAttention):
             raise ValueError(
                 f"{name} is on {device} and the weights are on {weight.device}; move them to one device"
             )
-        autocast = torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
-        if x.dtype != weight.dtype and not autocast:
+        if x.dtype != weight.dtype and not (
+            torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
+        ):
             raise TypeError(
                 f"{name} is {x.dtype} and the weights are {weight.dtype}; pass {name}.to({weight.dtype})"
             )
