@@ -20,15 +20,15 @@ class KernelsBuildHook(BuildHookInterface):
         if os.environ.get("DIFFWINDOW_BUILD_KERNELS", "0") != "1" or version == "editable":
             return
         sys.path.insert(0, str(Path(self.root) / "src"))
-        from diffwindow.kernels import processor, storage, toolchain
+        from diffwindow.kernels import build, toolchain
 
         self.folder = tempfile.TemporaryDirectory()
         contents = b""
-        for level in processor.wheel_levels():
+        for level in toolchain.wheel_levels():
             library = Path(self.folder.name) / f"{level.name}.so"
             toolchain.compile_library(library, (*toolchain.FLAGS, *level.flags))
             contents += library.read_bytes()
-            name = storage.file_name(toolchain.stem(level), storage.digest_of(library))
+            name = build.file_name(toolchain.stem(level), build.digest_of(library))
             build_data["force_include"][str(library)] = f"diffwindow/kernels/lib/{name}"
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{platform_tag(contents)}"

@@ -25,12 +25,12 @@ from torch.utils.data import DataLoader
 
 from diffwindow.data.batching import TokenBatches, collate
 from diffwindow.data.corpora import recipe_of
+from diffwindow.data.encoding import train_vocabulary
 from diffwindow.data.lines import Audit
 from diffwindow.data.own_files import two_files
 from diffwindow.data.prepare import prepare
 from diffwindow.data.recipe import Recipe, Vocabulary
 from diffwindow.data.store import Store
-from diffwindow.data.vocabulary import train_vocabulary
 from diffwindow.special_tokens import EOS
 
 

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from diffwindow.decoding.beam import greedy_search
-from diffwindow.decoding.search_start import continuation_start, translation_start
+from diffwindow.decoding.search import continuation_start, translation_start
 from diffwindow.models.language_model import LanguageModel, LanguageModelConfig
 from diffwindow.models.translator import Translator, TranslatorConfig
 from diffwindow.ops import Boundaries, additive_window_attention, multiplicative_window_attention

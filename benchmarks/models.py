@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from diffwindow.decoding.beam import beam_search, greedy_search
-from diffwindow.decoding.search_start import Start, translation_start
+from diffwindow.decoding.search import Start, translation_start
 
 SMOOTHING, BEAM, PENALTY, EOS = 0.1, 5, 0.6, 2
 # Makes the untrained model about as sure of its next token as a trained one.

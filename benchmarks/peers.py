@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from diffwindow.attention.positions import sinusoids
+from diffwindow.attention.visibility import sinusoids
 from diffwindow.models.translator import Translator, TranslatorConfig
 
 MAX_POSITIONS = 512

@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 
 from diffwindow.models.build import count_parameters
-from diffwindow.reproduce.runner import make_store
+from diffwindow.reproduce.cost import relative_speeds
+from diffwindow.reproduce.jobs import make_store
 from diffwindow.reproduce.scales import Experiment
-from diffwindow.reproduce.speed import relative_speeds
 from diffwindow.reproduce.tables import PAPER_SPEED, TABLE_4
 from diffwindow.tasks.presets import model_preset
 

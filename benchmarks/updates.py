@@ -16,9 +16,9 @@ import torch
 from attention import interleave
 from diffwindow.data.batching import TokenBatches
 from diffwindow.tasks.trained_model import Trained
-from diffwindow.training.batch_loader import BatchLoader
 from diffwindow.training.distributed import World
-from diffwindow.training.run_folder import Run
+from diffwindow.training.loader import BatchLoader
+from diffwindow.training.run import Run
 from diffwindow.training.updater import Updater
 
 

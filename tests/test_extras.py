@@ -82,7 +82,7 @@ def test_a_verb_names_the_extra_it_needs(package, extra, verb, tmp_path):
 
 def test_python_names_the_extra_too(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    from diffwindow.figures.attention_maps import attention_figure
+    from diffwindow.view.figures import attention_figure
 
     with pytest.raises(
         extras.MissingExtraError, match=r"needs the package matplotlib: .*diffwindow\[toolkit\]"

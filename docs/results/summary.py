@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
-from diffwindow.metrics.outcomes import FIGURES, load_outcomes
-from diffwindow.reproduce.bootstrap import Interval, gain_interval, interval_from_figures
+from diffwindow.evaluation.intervals import Interval, gain_interval, interval_from_figures
+from diffwindow.tasks.metrics import FIGURES, load_outcomes
 
 HERE = Path(__file__).parent
 ROTARY = "+positions=rotary"

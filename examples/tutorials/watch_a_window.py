@@ -25,7 +25,7 @@ for example in agreement(3, part="train"):
 
 # %%
 from diffwindow.training.overrides import resolve
-from diffwindow.training.train import train
+from diffwindow.training.run import train
 
 settings = [
     "attention=Enc(AW)@all",

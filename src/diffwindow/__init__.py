@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from diffwindow.attention.window_attention import WindowAttention
+    from diffwindow.attention.window import WindowAttention
     from diffwindow.inference.model import load
     from diffwindow.models.added_windows import add_windows, remove_windows
     from diffwindow.models.classifier import Classifier, ClassifierConfig
@@ -34,7 +34,7 @@ _HOMES = {
     "Plan": "notation",
     "Translator": "models.translator",
     "TranslatorConfig": "models.translator",
-    "WindowAttention": "attention.window_attention",
+    "WindowAttention": "attention.window",
     "WindowMaps": "ops",
     "add_windows": "models.added_windows",
     "additive_window_attention": "ops",

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from diffwindow.arguments import (
+from diffwindow.checks import (
     EXPECTATIONS,
     Expectation,
     check_dropout,
@@ -27,7 +27,7 @@ from diffwindow.arguments import (
     check_tolerance,
     check_whole,
 )
-from diffwindow.spelling import check_choice
+from diffwindow.messages import check_choice
 
 
 def discrete_window(left: int | Int[Tensor, "..."], right: int | Int[Tensor, "..."], num_keys: int) -> Tensor:

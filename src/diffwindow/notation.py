@@ -19,10 +19,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal, NoReturn
 
-from diffwindow.arguments import check_whole
+from diffwindow.attention.base import ROLES, Role
 from diffwindow.attention.kinds import GLOBAL, KINDS, OPTIONS, RELATIVE_SIZE, SEGMENT_SIZE, Attention
-from diffwindow.attention.stacked_attention import ROLES, Role
-from diffwindow.spelling import check_choice, did_you_mean, quoted
+from diffwindow.checks import check_whole
+from diffwindow.messages import check_choice, did_you_mean, quoted
 
 __all__ = [
     "GLOBAL",

@@ -13,7 +13,7 @@ from torch._C._functorch import peek_interpreter_stack
 from torch.autograd import forward_ad
 
 from diffwindow import functional
-from diffwindow.arguments import (
+from diffwindow.checks import (
     Boundaries,
     Expectation,
     Options,
@@ -22,7 +22,7 @@ from diffwindow.arguments import (
     window_threshold,
 )
 from diffwindow.kernels import operator, single_query, triton
-from diffwindow.spelling import check_choice
+from diffwindow.messages import check_choice
 
 __all__ = [
     "IMPLS",

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from diffwindow.attention.causal_baselines import (
+from diffwindow.attention.baselines import (
     ForgettingAttention,
     StickBreakingAttention,
     forgetting_bias,

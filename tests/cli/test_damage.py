@@ -22,9 +22,9 @@ from diffwindow.data.own_files import plain_text
 from diffwindow.data.prepare import prepare
 from diffwindow.data.recipe import Recipe, Vocabulary
 from diffwindow.files import sha256_of
-from diffwindow.training import train as train_module
+from diffwindow.training import run as train_module
 from diffwindow.training.overrides import resolve
-from diffwindow.training.train import train
+from diffwindow.training.run import train
 
 SMALL = ["model.embed_dim=8", "model.ffn_dim=8", "model.num_heads=2", "train.max_tokens=256"]
 SHORT = ["train.max_updates=2", "train.save_every=1", "train.valid_every=2", "train.log_every=1"]

@@ -9,7 +9,7 @@ import pytest
 
 from diffwindow.cli import main
 from diffwindow.training.overrides import resolve
-from diffwindow.training.train import train
+from diffwindow.training.run import train
 from samples.processes import FORK_WARNING, free_port, group_environment, in_child
 
 pytestmark = pytest.mark.filterwarnings(FORK_WARNING)

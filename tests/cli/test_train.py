@@ -17,7 +17,7 @@ from diffwindow.models.classifier import Classifier
 from diffwindow.models.language_model import LanguageModel
 from diffwindow.models.translator import Translator
 from diffwindow.models.weights import verify
-from diffwindow.training import train as train_module
+from diffwindow.training import run as train_module
 from diffwindow.training.logs import read_records
 
 SMALL = [

@@ -10,13 +10,12 @@ import pytest
 from diffwindow.data import encoding as chunks
 from diffwindow.data import prepare as module
 from diffwindow.data.corpora import recipe_of
-from diffwindow.data.integrity import MEMORY
 from diffwindow.data.lines import Audit, CorpusError
 from diffwindow.data.own_files import labelled_recipe, plain_text, two_files
 from diffwindow.data.prepare import estimate, open_or_prepare, prepare
 from diffwindow.data.readers import Columns
 from diffwindow.data.recipe import Recipe, Source, Vocabulary
-from diffwindow.data.store import Store, is_store
+from diffwindow.data.store import MEMORY, Store, is_store
 from diffwindow.data.synthetic import reorder
 from diffwindow.files import locked
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from diffwindow.data import integrity
+from diffwindow.data import store
 from diffwindow.data.batching import TokenBatches, collate, collate_blocks, shift_right
 from diffwindow.data.store import Sequences, Store
 from diffwindow.data.synthetic import agreement
@@ -18,7 +18,7 @@ from diffwindow.special_tokens import EOS
 
 @pytest.fixture
 def copied(agreement_store, tmp_path):
-    ignored = shutil.ignore_patterns(integrity.MEMORY)
+    ignored = shutil.ignore_patterns(store.MEMORY)
     return shutil.copytree(agreement_store.folder, tmp_path / "store", ignore=ignored)
 
 
@@ -190,7 +190,7 @@ def test_files_are_hashed_once_until_they_are_touched(copied, monkeypatch):
         hashed.append(path.name)
         return sha256_of(path)
 
-    monkeypatch.setattr(integrity, "sha256_of", counted)
+    monkeypatch.setattr(store, "sha256_of", counted)
     Store.open(copied).split("valid")
     assert sorted(hashed) == sorted(path.name for path in copied.glob("valid.*"))
     hashed.clear()
@@ -209,9 +209,9 @@ def test_a_store_that_cannot_be_written_is_verified_each_time(copied, monkeypatc
     def refuse(path, value):
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(integrity, "write_json", refuse)
+    monkeypatch.setattr(store, "write_json", refuse)
     assert len(Store.open(copied).split("valid")) == 30
-    assert not (copied / integrity.MEMORY).exists()
+    assert not (copied / store.MEMORY).exists()
 
 
 @pytest.mark.parametrize(

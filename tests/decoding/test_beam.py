@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diffwindow.decoding.beam import beam_search, greedy_search
-from diffwindow.decoding.search import bound, normalized
-from diffwindow.decoding.search_start import Start
+from diffwindow.decoding.search import Start, bound, normalized
 from samples.toy_model import FIRST_WORD, Toy
 
 PENALTIES = [0.0, 0.6, 1.0, 2.0, -0.5]

@@ -6,7 +6,7 @@ from torch.testing import assert_close
 
 from diffwindow.decoding.beam import beam_search
 from diffwindow.decoding.ensemble import Ensemble
-from diffwindow.decoding.search_start import translation_start
+from diffwindow.decoding.search import translation_start
 from diffwindow.models.translator import Translator, TranslatorConfig
 
 SIZES = {"vocab_size": 12, "embed_dim": 8, "ffn_dim": 16, "num_heads": 2, "dropout": 0.0}

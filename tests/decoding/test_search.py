@@ -7,8 +7,7 @@ import torch
 
 from diffwindow.decoding.beam import beam_search, greedy_search
 from diffwindow.decoding.sampling import sample
-from diffwindow.decoding.search import Constraints
-from diffwindow.decoding.search_start import continuation_start, translation_start
+from diffwindow.decoding.search import Constraints, continuation_start, translation_start
 from diffwindow.models.language_model import LanguageModel, LanguageModelConfig
 from diffwindow.models.translator import Translator, TranslatorConfig
 from samples.toy_model import FIRST_WORD, Toy

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from diffwindow.data.tokenizer import Tokenizer
 from diffwindow.decoding import translate as translating
 from diffwindow.decoding.beam import beam_search
-from diffwindow.decoding.search_start import translation_start
+from diffwindow.decoding.search import translation_start
 from diffwindow.decoding.translate import Search, cut, translate
 from diffwindow.special_tokens import EOS
 from samples.tiny_tasks import of

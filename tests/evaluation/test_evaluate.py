@@ -7,8 +7,7 @@ import torch
 from diffwindow.data.synthetic import agreement, reorder
 from diffwindow.decoding.translate import Search
 from diffwindow.evaluation.evaluate import compare, evaluate
-from diffwindow.evaluation.windows import _fit, _measure, window_fits, window_panels
-from diffwindow.metrics.window_overlap import gold_windows
+from diffwindow.evaluation.windows import _fit, _measure, gold_windows, window_fits, window_panels
 from diffwindow.ops import WindowMaps
 from diffwindow.tasks.options import TaskOptions
 from diffwindow.tasks.trained_model import Trained

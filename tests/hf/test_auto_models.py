@@ -17,7 +17,7 @@ from diffwindow import (
 from diffwindow.data.tokenizer import Tokenizer
 from diffwindow.decoding.beam import beam_search, greedy_search
 from diffwindow.decoding.generate import Sampling
-from diffwindow.decoding.search_start import continuation_start, translation_start
+from diffwindow.decoding.search import continuation_start, translation_start
 from diffwindow.files import write_json
 from diffwindow.hf.auto_models import as_transformers, transformers_tokenizer
 from diffwindow.inference.model import load

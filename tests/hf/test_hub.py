@@ -10,10 +10,10 @@ import torch
 from stub_hub import stub_hub
 
 from diffwindow import Classifier, hf
-from diffwindow.hf.card import card_text
+from diffwindow.hf.checkpoint import card_text
 from diffwindow.models.weights import ModelFileError
 from diffwindow.training.overrides import resolve
-from diffwindow.training.train import train
+from diffwindow.training.run import train
 
 PUSH = """
 import sys

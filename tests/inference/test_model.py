@@ -9,8 +9,7 @@ import diffwindow
 from diffwindow.data.tokenizer import Tokenizer
 from diffwindow.decoding.generate import Sampling
 from diffwindow.decoding.sampling import sample
-from diffwindow.decoding.search import Constraints
-from diffwindow.decoding.search_start import continuation_start
+from diffwindow.decoding.search import Constraints, continuation_start
 from diffwindow.decoding.translate import Search
 from samples.model_folders import SENTENCES, save_model
 

@@ -12,8 +12,7 @@ import httpx
 import pytest
 import uvicorn
 
-from diffwindow.inference.live import Limits
-from diffwindow.inference.server import bound_socket, create_app, server_config
+from diffwindow.inference.server import Limits, bound_socket, create_app, server_config
 
 QUICK = Limits(body=2000, read_time=0.5, compute_time=5.0, waiting=40)
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from diffwindow.kernels import build, doctor, processor, storage, toolchain
+from diffwindow.kernels import build, doctor, toolchain
 from samples.kernel_marks import NEEDS_COMPILER
 
-LEVEL = processor.levels()[0]
+LEVEL = toolchain.levels()[0]
 
 CALL = """
 import warnings
@@ -100,7 +100,7 @@ def test_a_damaged_library_is_not_loaded_but_built_again(cache, damage):
     path = build.build(cache, LEVEL)
     path.write_bytes(damage(path.read_bytes()))
     assert build.load()._name == str(path)
-    assert [path] == list(storage.intact(cache, toolchain.stem(LEVEL)))
+    assert [path] == list(build.intact(cache, toolchain.stem(LEVEL)))
 
 
 @NEEDS_COMPILER
@@ -108,7 +108,7 @@ def test_a_library_that_cannot_be_loaded_is_built_again(cache):
     cache.mkdir(parents=True, mode=0o700)
     foreign = cache / "foreign"
     foreign.write_bytes(b"for another system")
-    storage.keep(foreign, cache, toolchain.stem(LEVEL))
+    build.keep(foreign, cache, toolchain.stem(LEVEL))
     assert build.load().dw_forward is not None
 
 
@@ -136,7 +136,7 @@ def test_a_library_that_another_user_could_have_planted_is_not_loaded(cache, pla
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can give files away")
 @pytest.mark.parametrize("place", ["folder", "file"])
 def test_a_library_of_another_user_is_not_loaded(cache, place, no_compiler):
-    path = storage.keep(_copy_of(cache), cache, toolchain.stem(LEVEL))
+    path = build.keep(_copy_of(cache), cache, toolchain.stem(LEVEL))
     os.chown(cache if place == "folder" else path, 12345, 12345)
     with pytest.raises(build.KernelsUnavailableError, match=r"belongs to another user|no C\+\+ compiler"):
         build.load()
@@ -145,7 +145,7 @@ def test_a_library_of_another_user_is_not_loaded(cache, place, no_compiler):
 @NEEDS_COMPILER
 def test_links_in_the_cache_are_not_followed(cache, good, tmp_path, no_compiler):
     cache.mkdir(parents=True, mode=0o700)
-    (cache / storage.file_name(toolchain.stem(LEVEL), storage.digest_of(good))).symlink_to(good)
+    (cache / build.file_name(toolchain.stem(LEVEL), build.digest_of(good))).symlink_to(good)
     with pytest.raises(build.KernelsUnavailableError, match=r"no C\+\+ compiler"):
         build.load()
 
@@ -217,10 +217,10 @@ def _check_fallback(monkeypatch, reason: str) -> None:
 
 @NEEDS_COMPILER
 def test_a_cached_library_outlives_compiler_torch_and_system(cache, monkeypatch, no_compiler):
-    path = storage.keep(_copy_of(cache), cache, toolchain.stem(LEVEL))
+    path = build.keep(_copy_of(cache), cache, toolchain.stem(LEVEL))
     monkeypatch.setattr(torch, "__version__", "9.9")
     monkeypatch.setattr(platform, "platform", lambda: "another kernel")
-    monkeypatch.setattr(processor, "features", lambda: LEVEL.features | {"a_new_mitigation"})
+    monkeypatch.setattr(toolchain, "features", lambda: LEVEL.features | {"a_new_mitigation"})
     assert build.load()._name == str(path)
 
 
@@ -235,7 +235,7 @@ def _copy_of(cache: Path) -> Path:
 
 
 def test_the_name_follows_flags_and_sources(tmp_path, monkeypatch):
-    names = {toolchain.stem(level) for level in (*processor.X86_LEVELS, processor.Level("other"))}
+    names = {toolchain.stem(level) for level in (*toolchain.X86_LEVELS, toolchain.Level("other"))}
     assert len(names) == 3
     shutil.copytree(toolchain.SOURCES, tmp_path / "csrc")
     monkeypatch.setattr(toolchain, "SOURCES", tmp_path / "csrc")
@@ -247,15 +247,15 @@ def test_the_name_follows_flags_and_sources(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("features", "expected"),
     [
-        (processor.X86_LEVELS[0].features | {"amx_bf16"}, ["x86-64-v4", "x86-64-v3", "x86_64"]),
-        (processor.X86_LEVELS[1].features, ["x86-64-v3", "x86_64"]),
-        (processor.X86_LEVELS[0].features - {"fma"}, ["x86_64"]),
+        (toolchain.X86_LEVELS[0].features | {"amx_bf16"}, ["x86-64-v4", "x86-64-v3", "x86_64"]),
+        (toolchain.X86_LEVELS[1].features, ["x86-64-v3", "x86_64"]),
+        (toolchain.X86_LEVELS[0].features - {"fma"}, ["x86_64"]),
     ],
 )
 def test_levels_need_every_feature(features, expected, monkeypatch):
-    monkeypatch.setattr(processor, "features", lambda: frozenset(features))
+    monkeypatch.setattr(toolchain, "features", lambda: frozenset(features))
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
-    assert [level.name for level in processor.levels()] == expected
+    assert [level.name for level in toolchain.levels()] == expected
 
 
 def test_cxx_is_read_as_people_write_it(tmp_path, monkeypatch):

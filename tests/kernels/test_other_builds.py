@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from diffwindow.kernels import processor, toolchain
+from diffwindow.kernels import toolchain
 from samples.kernel_marks import NEEDS_COMPILER
 
 SANITIZERS = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
 PORTABLE = "no vector instructions to speak of"
-FLAGS = (*toolchain.FLAGS, *processor.levels()[0].flags)
+FLAGS = (*toolchain.FLAGS, *toolchain.levels()[0].flags)
 BUILDS = {
     "sanitizers": (*FLAGS, *SANITIZERS),
     "sixteen lanes": (*FLAGS, "-DDW_LANES=16"),

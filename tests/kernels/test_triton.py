@@ -20,13 +20,7 @@ from samples.configurations import (
 from samples.dropout import check_dropout
 
 triton_launch = pytest.importorskip("diffwindow.kernels.triton_launch", reason="triton is not installed")
-from diffwindow.kernels import (  # noqa: E402
-    triton,
-    triton_backward,
-    triton_blocks,
-    triton_report,
-    triton_tuning,
-)
+from diffwindow.kernels import triton, triton_backward, triton_blocks, triton_report  # noqa: E402
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU runs them instead, see test_gpu.py")
 
@@ -185,7 +179,7 @@ def test_keys_after_the_last_causal_query_may_be_nan():
 
 def test_tuning_keeps_the_fastest_blocks_that_fit(monkeypatch):
     monkeypatch.setenv("DIFFWINDOW_TUNE", "1")
-    monkeypatch.setattr(triton_tuning, "_fastest", {})
+    monkeypatch.setattr(triton_blocks, "_fastest", {})
     tried = []
 
     def milliseconds(run, blocks):
@@ -194,12 +188,12 @@ def test_tuning_keeps_the_fastest_blocks_that_fit(monkeypatch):
         # the third candidate is the fastest; one takes forever, as blocks do that do not fit
         return {3: 0.1, 4: math.inf}.get(len(tried), 1.0)
 
-    monkeypatch.setattr(triton_tuning, "milliseconds", milliseconds)
+    monkeypatch.setattr(triton_blocks, "milliseconds", milliseconds)
     config = Configuration(**SMALL)
     inputs = [x.float() for x in tensors(config)]
     results = [call(inputs, impl="triton") for _ in range(2)]
-    assert len(tried) == len(list(triton_tuning.candidates("forward", triton_blocks.INTERPRETED)))
-    assert list(triton_tuning._fastest.values()) == [tried[2]]
+    assert len(tried) == len(list(triton_blocks.candidates("forward", triton_blocks.INTERPRETED)))
+    assert list(triton_blocks._fastest.values()) == [tried[2]]
     assert torch.equal(*results)
 
 

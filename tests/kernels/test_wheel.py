@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from diffwindow.kernels import processor
+from diffwindow.kernels import toolchain
 from samples.kernel_marks import NEEDS_COMPILER
 
 ROOT = Path(__file__).parents[2]
@@ -41,7 +41,7 @@ def test_a_wheel_with_kernels_needs_no_compiler(tmp_path):
     assert "-py3-none-" in wheel.name
     assert not wheel.name.endswith("-any.whl")
     libraries = [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".so")]
-    assert len(libraries) == len(processor.wheel_levels())
+    assert len(libraries) == len(toolchain.wheel_levels())
 
     run(sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv"))
     python = str(tmp_path / "venv" / "bin" / "python")

@@ -8,12 +8,11 @@ import pytest
 
 from diffwindow.cli import main
 from diffwindow.data.corpora import recipe_of
-from diffwindow.data.integrity import read_manifest
 from diffwindow.data.prepare import prepare
-from diffwindow.reproduce import runner
-from diffwindow.reproduce.job import result_of, run
+from diffwindow.data.store import read_manifest
+from diffwindow.reproduce import jobs
+from diffwindow.reproduce.jobs import FinishedJob, result_of, run
 from diffwindow.reproduce.own_data import own_table
-from diffwindow.reproduce.runner import FinishedJob
 
 TINY = [
     "model.embed_dim=16",
@@ -64,7 +63,7 @@ def compare(monkeypatch, capsys):
             problem = run(job)
             yield FinishedJob(job, None if problem else result_of(job), problem)
 
-    monkeypatch.setattr(runner, "run_all", run_here)
+    monkeypatch.setattr(jobs, "run_all", run_here)
 
     def call(*arguments):
         monkeypatch.setattr(sys, "argv", ["diffwindow", "compare", *map(str, arguments)])

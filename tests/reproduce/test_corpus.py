@@ -3,7 +3,7 @@
 import pytest
 
 from diffwindow.data.lines import Audit
-from diffwindow.reproduce.runner import make_store, recipe
+from diffwindow.reproduce.jobs import make_store, recipe
 from diffwindow.reproduce.scales import Experiment
 
 

@@ -9,16 +9,25 @@ from typer.testing import CliRunner
 
 from diffwindow.cli import app
 from diffwindow.evaluation import evaluate as evaluation
-from diffwindow.metrics.outcomes import accuracy_of, load_outcomes, save_outcomes
-from diffwindow.reproduce import pictures, runner
-from diffwindow.reproduce.bootstrap import gain_interval
+from diffwindow.evaluation.intervals import gain_interval
+from diffwindow.reproduce import figures, jobs
+from diffwindow.reproduce.cost import relative_speeds
 from diffwindow.reproduce.findings import findings
-from diffwindow.reproduce.job import OUTCOMES, RESULT, arguments_of, run
+from diffwindow.reproduce.jobs import (
+    OUTCOMES,
+    RESULT,
+    FinishedJob,
+    arguments_of,
+    done_before,
+    jobs_of,
+    make_stores,
+    outcomes_by_column,
+    run,
+)
 from diffwindow.reproduce.report import FIGURE, JSON, PICTURES, REPORT, markdown, write_report
-from diffwindow.reproduce.runner import FinishedJob, done_before, jobs_of, make_stores, outcomes_by_column
 from diffwindow.reproduce.scales import scale_of
-from diffwindow.reproduce.speed import relative_speeds
 from diffwindow.reproduce.tables import table_of
+from diffwindow.tasks.metrics import accuracy_of, load_outcomes, save_outcomes
 
 SMOKE = scale_of("smoke")
 
@@ -33,7 +42,7 @@ def _jobs(table, columns, rows, out, seeds=(1,)):
 def test_jobs_share_the_cores_but_not_a_gpu(gpu, processes, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: gpu)
     monkeypatch.setattr("os.cpu_count", lambda: 6)
-    assert runner.usual_processes() == processes
+    assert jobs.usual_processes() == processes
 
 
 def test_the_command_trains_reports_and_does_not_train_again(tmp_path, monkeypatch):
@@ -63,15 +72,15 @@ def test_the_command_trains_reports_and_does_not_train_again(tmp_path, monkeypat
     assert row["interval"] == pytest.approx(asdict(again))
     assert len(plain) == 20
 
-    monkeypatch.setattr(runner, "ProcessPoolExecutor", None)  # a second training would need it
+    monkeypatch.setattr(jobs, "ProcessPoolExecutor", None)  # a second training would need it
     again = CliRunner().invoke(app, arguments)
     assert again.exit_code == 0, again.output
     assert "2 of 2 runs are done already" in again.output
 
 
 def test_columns_that_a_scale_lacks_are_left_out_unless_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(runner, "make_store", lambda *_, **__: None)
-    monkeypatch.setattr(runner, "run_all", lambda *_, **__: iter(()))
+    monkeypatch.setattr(jobs, "make_store", lambda *_, **__: None)
+    monkeypatch.setattr(jobs, "run_all", lambda *_, **__: iter(()))
     arguments = ["reproduce", "table5", "--scale", "mini", "--out", str(tmp_path)]
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.output
@@ -124,7 +133,7 @@ def test_translations_are_scored_and_sized(translations):
 
 
 def test_figure_3_shows_window_and_both_attentions(translations, tmp_path):
-    from diffwindow.reproduce.figure3 import draw_figure_3
+    from diffwindow.reproduce.figures import draw_figure_3
 
     plain, windowed = (job.folder for job in translations)
     draw_figure_3(plain, windowed, translations[0].store, tmp_path / "figure3.png")
@@ -301,8 +310,8 @@ def test_curves_are_labelled_by_what_validations_give(tmp_path, monkeypatch, tab
     for column in found["columns"]:
         column["rows"][0]["learning"] = [(1, 50.0), (2, 40.0)]
     drawn = []
-    monkeypatch.setattr(pictures, "save_figure", lambda figure, _: drawn.append(figure))
-    assert pictures.draw_learning(found, tmp_path / "learning.png")
+    monkeypatch.setattr(figures, "save_figure", lambda figure, _: drawn.append(figure))
+    assert figures.draw_learning(found, tmp_path / "learning.png")
     assert {axes.get_ylabel() for axes in drawn[0].axes} == {label}
 
 

@@ -4,8 +4,7 @@ import torch
 
 from diffwindow import Classifier, ClassifierConfig, LanguageModel, LanguageModelConfig, Translator
 from diffwindow import TranslatorConfig as Config
-from diffwindow.attention.baselines import BASELINES
-from diffwindow.attention.causal_baselines import CAUSAL_BASELINES
+from diffwindow.attention.baselines import BASELINES, CAUSAL_BASELINES
 
 SIZES = {"vocab_size": 30, "embed_dim": 16, "ffn_dim": 24, "num_heads": 2}
 

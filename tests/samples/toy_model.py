@@ -2,7 +2,7 @@
 
 import torch
 
-from diffwindow.decoding.search_start import Start
+from diffwindow.decoding.search import Start
 
 FIRST_WORD = 3  # after padding, opening and end
 

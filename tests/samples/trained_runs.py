@@ -4,7 +4,7 @@ from diffwindow.data.own_files import plain_text
 from diffwindow.data.prepare import prepare
 from diffwindow.data.recipe import Recipe, Vocabulary
 from diffwindow.training.overrides import resolve
-from diffwindow.training.train import train
+from diffwindow.training.run import train
 
 SMALL = ["model.embed_dim=32", "model.ffn_dim=64", "model.num_heads=2", "train.warmup=0", "train.lr=5e-3"]
 

@@ -6,8 +6,7 @@ from diffwindow.data.corpora import recipe_of
 from diffwindow.data.own_files import plain_text
 from diffwindow.data.prepare import prepare
 from diffwindow.data.recipe import Recipe
-from diffwindow.tasks.presets import describe_sizes, preset
-from diffwindow.tasks.sizes import SIZES, example_settings, size_of
+from diffwindow.tasks.presets import SIZES, describe_sizes, example_settings, preset, size_of
 from diffwindow.training.overrides import resolve
 
 

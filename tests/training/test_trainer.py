@@ -10,9 +10,9 @@ from diffwindow.data.batching import TokenBatches
 from diffwindow.models.weights import average_weights, read_weights
 from diffwindow.progress import show_progress
 from diffwindow.tasks.task import Loss
-from diffwindow.training.batch_loader import BatchLoader
 from diffwindow.training.distributed import World
 from diffwindow.training.failures import Interrupted, TrainingError
+from diffwindow.training.loader import BatchLoader
 from diffwindow.training.logs import read_records
 from diffwindow.training.trainer import Trainer
 from samples.majority_task import MajorityTask, fit, outcome, settings

@@ -5,16 +5,45 @@ import pytest
 import torch
 
 from diffwindow.attention.baselines import mean_span
-from diffwindow.attention.window_attention import WindowAttention
+from diffwindow.attention.window import WindowAttention
 from diffwindow.data.corpora import recipe_of
 from diffwindow.data.prepare import prepare
 from diffwindow.ops import WindowMaps
 from diffwindow.special_tokens import PAD
 from diffwindow.tasks.registry import model_config, task_of
-from diffwindow.training.batch_loader import UpdateBatches
 from diffwindow.training.config import TrainConfig
 from diffwindow.training.distributed import World
-from diffwindow.training.updater import Objective, Updater
+from diffwindow.training.loader import UpdateBatches
+from diffwindow.training.updater import Objective, Updater, learning_rate
+
+
+def rates(updates, **changes):
+    config = TrainConfig(max_updates=100, lr=1.0, warmup=10, warmup_from=0.0, **changes)
+    return [learning_rate(update, config) for update in updates]
+
+
+@pytest.mark.parametrize("schedule", ["inverse_sqrt", "constant", "linear", "cosine"])
+def test_every_schedule_warms_up_to_the_peak(schedule):
+    assert rates([1, 5, 10], schedule=schedule) == pytest.approx([0.1, 0.5, 1.0])
+
+
+def test_what_comes_after():
+    assert rates([40, 90], schedule="inverse_sqrt") == pytest.approx([0.5, 1 / 3])
+    assert rates([11, 100], schedule="constant") == [1.0, 1.0]
+    assert rates([55, 100], schedule="linear") == pytest.approx([0.5, 0.0])
+    assert rates([55, 100], schedule="cosine", final_lr=0.2) == pytest.approx([0.6, 0.2])
+
+
+def test_the_papers_rates():
+    config = TrainConfig(max_updates=200_000)
+    assert learning_rate(4000, config) == pytest.approx(7e-4)
+    assert learning_rate(16_000, config) == pytest.approx(3.5e-4)
+    assert learning_rate(1, config) == pytest.approx(1e-7 + (7e-4 - 1e-7) / 4000)
+
+
+def test_without_warmup_the_first_update_has_the_full_rate():
+    assert learning_rate(1, TrainConfig(max_updates=10, lr=0.5, warmup=0)) == 0.5
+
 
 TINY = {"embed_dim": 8, "ffn_dim": 8, "num_heads": 2, "num_layers": 2, "dropout": 0.0}
 

@@ -5,11 +5,11 @@ import struct
 import numpy as np
 import pytest
 import torch
-from traces import random_layer, small_trace
 
 from diffwindow.functional import soft_window
 from diffwindow.view.trace import AttentionTrace
 from samples.browser import axe_script, expect, launched, opened
+from samples.traces import random_layer, small_trace
 
 HOSTILE = ["<b>bold</b>", "</script>", "&amp;", "מפתח", "ال@@", "מפתחות"]
 

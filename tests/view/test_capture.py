@@ -6,7 +6,7 @@ from torch import nn
 import diffwindow
 from diffwindow import WindowAttention
 from diffwindow.decoding.beam import greedy_search
-from diffwindow.decoding.search_start import translation_start
+from diffwindow.decoding.search import translation_start
 from diffwindow.models.build import build_model
 from diffwindow.models.classifier import ClassifierConfig
 from diffwindow.models.translator import TranslatorConfig

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from diffwindow import functional
-from diffwindow.metrics.window_overlap import soft_overlap
+from diffwindow.evaluation.windows import soft_overlap
 
 PAGE = Path(__file__).parents[2] / "src/diffwindow/view/page"
 NODE = shutil.which("node")

@@ -4,12 +4,12 @@ import zlib
 
 import numpy as np
 import pytest
-from traces import WORDS, random_layer, small_trace
 
 from diffwindow.view import payload
 from diffwindow.view.page import as_script_text, page_html
 from diffwindow.view.payload import encode, page_data, quantise, spread
 from diffwindow.view.trace import AttentionTrace, LayerMaps
+from samples.traces import WORDS, random_layer, small_trace
 
 
 @pytest.mark.parametrize("bits", [8, 16])

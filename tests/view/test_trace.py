@@ -4,9 +4,9 @@ import re
 import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from traces import WORDS, random_layer, small_trace
 
 from diffwindow.view.trace import AttentionTrace, LayerMaps
+from samples.traces import WORDS, random_layer, small_trace
 
 
 def test_a_layer_is_found_by_role_and_number():

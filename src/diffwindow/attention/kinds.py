@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from diffwindow.arguments import EXPECTATIONS, Expectation, check_bool, check_positive, check_segment_size
-from diffwindow.attention.baselines import BASELINES
-from diffwindow.attention.causal_baselines import CAUSAL_BASELINES
-from diffwindow.attention.plain_attention import GlobalAttention
-from diffwindow.attention.stacked_attention import Kind, StackedAttention
-from diffwindow.attention.window_attention import Window, WindowAttention
-from diffwindow.spelling import check_choice
+from diffwindow.attention.base import Kind, StackedAttention
+from diffwindow.attention.baselines import BASELINES, CAUSAL_BASELINES
+from diffwindow.attention.plain import GlobalAttention
+from diffwindow.attention.window import Window, WindowAttention
+from diffwindow.checks import EXPECTATIONS, Expectation, check_bool, check_positive, check_segment_size
+from diffwindow.messages import check_choice
 
 
 class Option(NamedTuple):

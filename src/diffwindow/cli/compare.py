@@ -36,10 +36,10 @@ def compare(
 
     The same command resumes.
     """
-    from diffwindow.data.integrity import read_manifest
+    from diffwindow.data.store import read_manifest
     from diffwindow.reproduce.findings import findings
+    from diffwindow.reproduce.jobs import done_before, every_seed, usual_processes
     from diffwindow.reproduce.own_data import own_jobs, own_table
-    from diffwindow.reproduce.runner import done_before, every_seed, usual_processes
 
     store = data.resolve()
     table, scale = own_table(store, read_manifest(data), split_names(rows), overrides or [])

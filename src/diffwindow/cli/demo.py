@@ -92,7 +92,7 @@ def demo(
 def _train(out: Path, attention: str, *, seed: int, updates: int, rows: int) -> Path:
     from diffwindow.models.weights import verify
     from diffwindow.training.overrides import resolve
-    from diffwindow.training.train import train
+    from diffwindow.training.run import train
 
     settings: dict[str, Any] = {
         "attention": attention,
@@ -216,7 +216,7 @@ def _draw(
     """Draw a test sentence that the plain model gets wrong and the window model right; return it too."""
     from diffwindow.data.store import Store
     from diffwindow.evaluation.windows import window_panels
-    from diffwindow.figures.attention_maps import attention_figure, save_figure
+    from diffwindow.view.figures import attention_figure, save_figure
 
     (ours, evaluation), (other, other_evaluation) = windowed, plain
     assert evaluation.right is not None

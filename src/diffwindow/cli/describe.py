@@ -24,8 +24,7 @@ def describe(
     """Show the attention of each layer of a model and its number of parameters; allocate no weights."""
     from diffwindow.files import to_json
     from diffwindow.models.build import count_parameters
-    from diffwindow.tasks.presets import model_preset
-    from diffwindow.tasks.sizes import TASKS_BY_PRESET
+    from diffwindow.tasks.presets import TASKS_BY_PRESET, model_preset
 
     check_partners(preset, (("--data", data is not None, tuple(TASKS_BY_PRESET)),))
     config = model_preset(preset, data, attention=attention, vocab_size=vocab_size)

@@ -145,8 +145,8 @@ def _evaluate_runs(
     from diffwindow.evaluation.evaluate import evaluate as evaluate_task
     from diffwindow.evaluation.new_files import new_store
     from diffwindow.models.weights import hash_tensors
+    from diffwindow.processes import sharing
     from diffwindow.progress import show_progress
-    from diffwindow.sharing import sharing
     from diffwindow.training.distributed import connected
 
     def prepare(folder: Path) -> tuple[Trained, Callable[[], Evaluation]]:
@@ -222,7 +222,8 @@ def _score_files(hypothesis: Path, reference: Path, language: str | None, *, as_
 def open_store(run: Path, data: Path | None) -> Store:
     """Open the given corpus, or that of the run."""
     from diffwindow.data.store import Store
-    from diffwindow.training.run_folder import CONFIG, Run
+    from diffwindow.training.checkpoints import CONFIG
+    from diffwindow.training.run import Run
 
     check_folder(run)
     if (run / CONFIG).is_file():

@@ -14,8 +14,7 @@ from diffwindow.cli.options import Jobs, either
 
 if TYPE_CHECKING:
     from diffwindow.reproduce.findings import Finding
-    from diffwindow.reproduce.job import Job
-    from diffwindow.reproduce.runner import FinishedJob
+    from diffwindow.reproduce.jobs import FinishedJob, Job
     from diffwindow.reproduce.scales import Scale
     from diffwindow.reproduce.table import Table
 
@@ -44,7 +43,7 @@ def reproduce(
     from diffwindow.cli.errors import naming_data_option
     from diffwindow.progress import show_progress
     from diffwindow.reproduce.findings import findings
-    from diffwindow.reproduce.runner import (
+    from diffwindow.reproduce.jobs import (
         done_before,
         every_seed,
         jobs_of,
@@ -100,8 +99,8 @@ def run_and_report(
     """Run the jobs that have no outcome yet, add theirs, and write the report anew after each."""
     from diffwindow.files import make_folder
     from diffwindow.reproduce.findings import findings
+    from diffwindow.reproduce.jobs import outcomes_by_column, run_all
     from diffwindow.reproduce.report import write_report
-    from diffwindow.reproduce.runner import outcomes_by_column, run_all
 
     make_folder(folder)
     ended = {outcome.job.folder for outcome in outcomes}
@@ -120,8 +119,8 @@ def run_and_report(
 
 def last_report(finding: Finding, outcomes: Sequence[FinishedJob], folder: Path) -> None:
     """Write the report, print its path, and exit with 1 if a run failed."""
+    from diffwindow.reproduce.jobs import outcomes_by_column
     from diffwindow.reproduce.report import REPORT, write_report
-    from diffwindow.reproduce.runner import outcomes_by_column
 
     write_report(finding, folder, outcomes_by_column(outcomes))
     print(folder / REPORT)
@@ -131,8 +130,8 @@ def last_report(finding: Finding, outcomes: Sequence[FinishedJob], folder: Path)
 
 def _draw(jobs: Sequence[Job], folder: Path) -> None:
     """Draw the attention of the first and the last row, if both are trained."""
-    from diffwindow.reproduce.figure3 import draw_figure_3
-    from diffwindow.reproduce.job import result_of
+    from diffwindow.reproduce.figures import draw_figure_3
+    from diffwindow.reproduce.jobs import result_of
     from diffwindow.reproduce.report import FIGURE
 
     plain, windowed = jobs[0], jobs[-1]
@@ -142,7 +141,7 @@ def _draw(jobs: Sequence[Job], folder: Path) -> None:
 
 
 def _speeds(table: Table, job: Job) -> dict[str, float]:
-    from diffwindow.reproduce.speed import relative_speeds
+    from diffwindow.reproduce.cost import relative_speeds
 
     return relative_speeds(table, job.experiment, job.store)
 

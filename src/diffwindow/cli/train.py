@@ -55,11 +55,10 @@ def train(
     """
     _check_words(preset, overrides or [], data=data, start=start)
     from diffwindow.cli.errors import training_errors
-    from diffwindow.tasks.presets import describe_sizes
-    from diffwindow.tasks.sizes import TASKS_BY_PRESET
+    from diffwindow.tasks.presets import TASKS_BY_PRESET, describe_sizes
+    from diffwindow.training.checkpoints import CONFIG
     from diffwindow.training.overrides import resolve
-    from diffwindow.training.run_folder import CONFIG
-    from diffwindow.training.train import train as run
+    from diffwindow.training.run import train as run
 
     values: dict[str, Any] = {"attention": attention, "train.seed": seed}
     if data is None and preset in TASKS_BY_PRESET and (known := os.environ.get("DIFFWINDOW_DATA")):
@@ -83,9 +82,9 @@ def train(
 def _check_words(preset: str, overrides: list[str], *, data: Path | None, start: Path | None) -> None:
     """Raise for a mistake that shows without torch, which takes seconds to import."""
     from diffwindow.data.corpora import CORPORA
-    from diffwindow.spelling import did_you_mean
-    from diffwindow.tasks.sizes import TASKS_BY_PRESET
-    from diffwindow.training.draft import split_override
+    from diffwindow.messages import did_you_mean
+    from diffwindow.tasks.presets import TASKS_BY_PRESET
+    from diffwindow.training.config import split_override
 
     presets = (*CORPORA, *TASKS_BY_PRESET)
 
@@ -124,7 +123,8 @@ def average(
 ) -> None:
     """Write the average of a run's last checkpoints to a model folder."""
     check_folder(run)
-    from diffwindow.training.run_folder import AVERAGE, Run
+    from diffwindow.training.checkpoints import AVERAGE
+    from diffwindow.training.run import Run
 
     target = out or run / AVERAGE
     updates = Run.open(run).average(last, target)
@@ -146,8 +146,7 @@ def list_all() -> None:
 
 
 def _list_presets() -> None:
-    from diffwindow.tasks.presets import NAMES
-    from diffwindow.tasks.sizes import TASKS_BY_PRESET
+    from diffwindow.tasks.presets import NAMES, TASKS_BY_PRESET
     from diffwindow.training.overrides import resolve
 
     for name, task in TASKS_BY_PRESET.items():

@@ -71,7 +71,7 @@ def translate(
         raise ValueError("--top-k, --top-p and --seed are for samples; add a --temperature above 0")
     from diffwindow.decoding.search import Constraints
     from diffwindow.inference.model import load
-    from diffwindow.sharing import sharing
+    from diffwindow.processes import sharing
     from diffwindow.training.distributed import connected
 
     with (

@@ -193,8 +193,7 @@ def _example(
 
 def _checkpoints(run: Path) -> dict[str, Path]:
     """Return the folders of a run's checkpoints by name, oldest first and evenly spaced."""
-    from diffwindow.training.checkpoints import Checkpoints
-    from diffwindow.training.run_folder import CHECKPOINTS
+    from diffwindow.training.checkpoints import CHECKPOINTS, Checkpoints
     from diffwindow.view.payload import spread
 
     kept = Checkpoints(run / CHECKPOINTS)
@@ -259,11 +258,10 @@ def _statistics(
     title: str,
     as_json: bool,
 ) -> None:
-    from diffwindow.figures.attention_maps import save_figure
-    from diffwindow.figures.window_spans import Span, span_figure
+    from diffwindow.evaluation.windows import as_table, window_statistics
     from diffwindow.files import to_json
     from diffwindow.inference.attention import trace_example
-    from diffwindow.view.window_statistics import as_table, window_statistics
+    from diffwindow.view.figures import Span, save_figure, span_figure
 
     traces = (trace_example(trained, example) for example in examples)
     rows = window_statistics(traces, tolerance=tolerance)
@@ -277,8 +275,7 @@ def _statistics(
 def _serve(trained: Trained, other: Trained | None, *, host: str, port: int) -> None:
     from diffwindow.extras import require
     from diffwindow.inference.attention import live_events
-    from diffwindow.inference.live import Limits
-    from diffwindow.inference.server import allowed_hosts, bound_socket, create_app, serve
+    from diffwindow.inference.server import Limits, allowed_hosts, bound_socket, create_app, serve
     from diffwindow.models.translator import Translator
 
     require("starlette", "uvicorn")

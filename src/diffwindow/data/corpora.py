@@ -14,7 +14,7 @@ from diffwindow.data import readers
 from diffwindow.data.lines import CorpusError, NoFolderError, Row
 from diffwindow.data.recipe import Corpus, Files, Hub, Recipe, Settings, Vocabulary
 from diffwindow.data.synthetic import Part, agreement, reorder
-from diffwindow.spelling import did_you_mean
+from diffwindow.messages import did_you_mean
 
 GENERATED_ROWS = 20_000
 

@@ -10,18 +10,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from diffwindow.data.encoding import ChunkEncoder, encoded_chunks, raw_chunks
-from diffwindow.data.lines import Audit, CorpusError, Row
-from diffwindow.data.recipe import Recipe, Source
-from diffwindow.data.store import TASKS, Store
-from diffwindow.data.tokenizer import Tokenizer, token_dtype
-from diffwindow.data.vocabulary import (
+from diffwindow.data.encoding import (
     TRAINING_CHARACTERS,
+    ChunkEncoder,
+    encoded_chunks,
+    raw_chunks,
     texts_of,
     train_vocabulary,
     trained,
     with_vocabulary_size,
 )
+from diffwindow.data.lines import Audit, CorpusError, Row
+from diffwindow.data.recipe import Recipe, Source
+from diffwindow.data.store import TASKS, Store
+from diffwindow.data.tokenizer import Tokenizer, token_dtype
 from diffwindow.data.writer import Chunk, PartialStore, SplitWriter, is_finished
 from diffwindow.files import sha256_of
 from diffwindow.progress import SILENT, Progress

@@ -14,8 +14,7 @@ from typing import IO, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from diffwindow.data.integrity import FORMAT, MANIFEST, MEMORY, read_manifest
-from diffwindow.data.store import OFFSET_DTYPE, VALUE_DTYPE
+from diffwindow.data.store import FORMAT, MANIFEST, MEMORY, OFFSET_DTYPE, VALUE_DTYPE, read_manifest
 from diffwindow.files import (
     LOCK,
     flush,

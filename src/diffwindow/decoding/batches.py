@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from diffwindow.data.batching import TokenBatches
-from diffwindow.sharing import each, sharers
+from diffwindow.processes import each, sharers
 from diffwindow.special_tokens import PAD
 
 R = TypeVar("R")

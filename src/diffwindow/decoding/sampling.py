@@ -13,13 +13,13 @@ from diffwindow.decoding.search import (
     Candidates,
     Constraints,
     Hypothesis,
+    Start,
     Step,
     Stepper,
     forbid,
     log_partition,
     search,
 )
-from diffwindow.decoding.search_start import Start
 
 
 def sample(

@@ -9,17 +9,22 @@ from numpy.typing import NDArray
 
 from diffwindow.data.tokenizer import moses_detokenizer, nfc
 from diffwindow.decoding.translate import Search, translate
+from diffwindow.evaluation.intervals import accuracy, accuracy_by, mcnemar
 from diffwindow.evaluation.windows import as_rows, has_gold_windows, window_fits
-from diffwindow.metrics.accuracy import accuracy, accuracy_by, mcnemar
-from diffwindow.metrics.bleu import bleu_terms, paired_bootstrap, translation_scores
-from diffwindow.metrics.outcomes import Terms, accuracy_terms
-from diffwindow.metrics.perplexity import word_perplexity
 from diffwindow.models.classifier import Classifier
 from diffwindow.models.translator import Translator
 from diffwindow.progress import SILENT, Progress
 from diffwindow.special_tokens import EOS, UNK
 from diffwindow.tasks.classification import Classification
 from diffwindow.tasks.language_modeling import LanguageModeling
+from diffwindow.tasks.metrics import (
+    Terms,
+    accuracy_terms,
+    bleu_terms,
+    paired_bootstrap,
+    translation_scores,
+    word_perplexity,
+)
 from diffwindow.tasks.registry import AnyTask
 from diffwindow.tasks.trained_model import Trained
 from diffwindow.tasks.translation import Translation

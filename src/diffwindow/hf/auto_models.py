@@ -1,8 +1,4 @@
-"""Our models as transformers models, for `generate`, `pipeline` and the Auto classes.
-
-`as_transformers(model)` wraps a model of ours; the wrapper's `save_pretrained` writes a folder that
-`AutoModelForSeq2SeqLM`, `AutoModelForCausalLM` or `AutoModelForSequenceClassification` loads.
-"""
+"""Our models as transformers models: configs, forward passes, and generation."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +16,7 @@ from transformers import (
     DynamicCache,
     EncoderDecoderCache,
     GenerationMixin,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
 )
@@ -31,14 +28,59 @@ from transformers.modeling_outputs import (
 )
 
 from diffwindow.attention.visibility import EVERYTHING, Visibility, first_true, padded_visibility
-from diffwindow.hf.auto_configs import ClassifierAutoConfig, LanguageModelAutoConfig, TranslatorAutoConfig
-from diffwindow.hf.layer_cache import LayerCache, layer_caches
-from diffwindow.layers.embedding import TokenEmbedding
+from diffwindow.hf.attention import LayerCache, layer_caches
 from diffwindow.models.build import Model, build_model, read_config
+from diffwindow.models.layers import TokenEmbedding
 from diffwindow.models.pretrained import TOKENIZER, read_fields
 from diffwindow.models.translator import Translator
 from diffwindow.special_tokens import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
 from diffwindow.tasks.model_folder import read_record
+
+
+class TranslatorAutoConfig(PreTrainedConfig):
+    """The settings of a Translator, in `settings`, and the fields that transformers expects."""
+
+    model_type = "diffwindow_translator"
+
+    def __init__(self, settings: dict[str, Any] | None = None, **others: Any) -> None:
+        common = {"is_encoder_decoder": True, "decoder_start_token_id": BOS}
+        super().__init__(**(common | _fields(settings) | others))
+
+
+class LanguageModelAutoConfig(PreTrainedConfig):
+    """The settings of a LanguageModel, in `settings`, and the fields that transformers expects."""
+
+    model_type = "diffwindow_language_model"
+
+    def __init__(self, settings: dict[str, Any] | None = None, **others: Any) -> None:
+        super().__init__(**(_fields(settings) | others))
+
+
+class ClassifierAutoConfig(PreTrainedConfig):
+    """The settings of a Classifier, in `settings`, and the fields that transformers expects."""
+
+    model_type = "diffwindow_classifier"
+
+    def __init__(self, settings: dict[str, Any] | None = None, **others: Any) -> None:
+        labels = {} if "id2label" in others or not settings else {"num_labels": settings["num_classes"]}
+        super().__init__(**(labels | _fields(settings) | others))
+
+
+def _fields(settings: dict[str, Any] | None) -> dict[str, Any]:
+    """Return our settings and, under the names that transformers looks for, some of them again."""
+    settings = settings or {}
+    return {
+        "settings": settings,
+        "vocab_size": settings.get("vocab_size"),
+        "hidden_size": settings.get("embed_dim"),
+        "num_attention_heads": settings.get("num_heads"),
+        "num_hidden_layers": settings.get("decoder_layers", settings.get("num_layers")),
+        "pad_token_id": PAD,
+        "bos_token_id": BOS,
+        "eos_token_id": EOS,
+        "tie_word_embeddings": False,
+    }
+
 
 # What is put around a text, as in training: a source or a text to classify has its end, one to go on with its
 # beginning, which in running text is the end of the text before.

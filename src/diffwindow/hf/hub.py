@@ -6,13 +6,13 @@ from typing import Any, Self
 
 from huggingface_hub import ModelCard, ModelHubMixin, snapshot_download
 
-from diffwindow.arguments import check_bool
+from diffwindow.checks import check_bool
 from diffwindow.files import read_json
-from diffwindow.hf.card import PICTURE, card_text, check_scores, draw_windows
+from diffwindow.hf.checkpoint import PICTURE, card_text, check_scores, draw_windows
+from diffwindow.messages import check_choice
 from diffwindow.models import classifier, language_model, translator
 from diffwindow.models.pretrained import CONFIG, TOKENIZER, PretrainedModel, read_fields
 from diffwindow.models.weights import MANIFEST, WEIGHTS, verify, write_manifest
-from diffwindow.spelling import check_choice
 from diffwindow.tasks.model_folder import TASK
 from diffwindow.tasks.trained_model import model_folder
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from diffwindow.attention.window_attention import WindowAttention
+from diffwindow.attention.window import WindowAttention
 from diffwindow.hf.attention import CHILD, IMPLEMENTATION, check_implementation, register
 from diffwindow.hf.families import Place, attention_places, check_has_attention
 from diffwindow.models import added_windows

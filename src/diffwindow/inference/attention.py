@@ -8,7 +8,7 @@ import torch
 
 from diffwindow.data.store import Store
 from diffwindow.decoding.beam import beam_search
-from diffwindow.decoding.search_start import length_limits, translation_start
+from diffwindow.decoding.search import length_limits, translation_start
 from diffwindow.decoding.translate import Search
 from diffwindow.evaluation.windows import GOLD_COLUMNS, has_gold_windows
 from diffwindow.models.classifier import Classifier

@@ -16,14 +16,15 @@ from diffwindow.decoding.ensemble import Ensemble, mean_log_probs
 from diffwindow.decoding.generate import Sampling, continuations
 from diffwindow.decoding.translate import Output, Search, translate_texts
 from diffwindow.inference.attention import attention_trace
-from diffwindow.layers.loss import token_log_probs
 from diffwindow.models.classifier import Classifier
 from diffwindow.models.eval_mode import evaluating
 from diffwindow.models.language_model import LanguageModel
+from diffwindow.models.loss import token_log_probs
 from diffwindow.models.translator import Translator
 from diffwindow.special_tokens import BOS, EOS
 from diffwindow.tasks.trained_model import Trained
-from diffwindow.training.run_folder import CONFIG, Run
+from diffwindow.training.checkpoints import CONFIG
+from diffwindow.training.run import Run
 from diffwindow.view.trace import AttentionTrace
 
 Folder = str | os.PathLike[str]

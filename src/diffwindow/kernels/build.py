@@ -1,25 +1,98 @@
-"""Load the compiled kernels: those of the wheel, those of the user's cache, or freshly compiled ones.
+"""Compile the CPU kernels once, and keep the library in a folder that only its user can write."""
 
-`DIFFWINDOW_KERNELS` is `auto` (use them where possible), `require` (raise where they are not available)
-or `off`; `DIFFWINDOW_CACHE` says where compiled kernels are kept.
-"""
+from __future__ import annotations
 
 import ctypes
 import functools
+import hashlib
 import os
+import stat
 import sys
 import tempfile
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 from filelock import FileLock
 
-from diffwindow.kernels import processor, storage
-from diffwindow.kernels.processor import Level
-from diffwindow.kernels.toolchain import FLAGS, KernelsUnavailableError, compile_library, stem
+from diffwindow.kernels import toolchain
+from diffwindow.kernels.toolchain import FLAGS, KernelsUnavailableError, Level, compile_library, stem
+
+
+class UntrustedFolderError(OSError):
+    """Somebody else could put code into a folder that libraries are loaded from; the message says who."""
+
+
+def digest_of(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def file_name(stem: str, digest: str) -> str:
+    """Name a library: what it was built from, then what it contains."""
+    return f"{stem}.{digest}.so"
+
+
+def make_private(folder: Path) -> None:
+    """Create a folder and its missing parents, open to their user only."""
+    missing = [place for place in (folder, *folder.parents) if not place.exists()]
+    for place in reversed(missing):
+        # another process may have been faster
+        place.mkdir(mode=0o700, exist_ok=True)
+
+
+def check_private(folder: Path) -> None:
+    """Raise unless only the user or root owns and can write the folder and each folder above it.
+
+    In a sticky folder such as `/tmp` others can write but not replace what is not theirs.
+    """
+    if not hasattr(os, "geteuid"):
+        return
+    for place in (folder, *folder.parents):
+        status = place.lstat()
+        if stat.S_ISLNK(status.st_mode):
+            raise UntrustedFolderError(f"{place} is a link")
+        if status.st_uid not in (0, os.geteuid()):
+            raise UntrustedFolderError(f"{place} belongs to another user")
+        sticky = place != folder and status.st_mode & stat.S_ISVTX
+        if status.st_mode & 0o022 and not sticky:
+            raise UntrustedFolderError(f"others can write to {place} (chmod go-w changes that)")
+
+
+def intact(folder: Path, stem: str) -> Iterator[Path]:
+    """Yield the libraries of this stem whose content matches their name."""
+    for path in sorted(folder.glob(f"{stem}.*.so")):
+        # a process that replaces a damaged file may remove it meanwhile
+        with suppress(FileNotFoundError):
+            if path.is_file() and path.name == file_name(stem, digest_of(path)):
+                yield path
+
+
+def trusted(path: Path) -> bool:
+    """Tell whether this is a file, not a link, of the user or root, that nobody else can write."""
+    status = path.lstat()
+    mine = not hasattr(os, "geteuid") or status.st_uid in (0, os.geteuid())
+    return stat.S_ISREG(status.st_mode) and mine and not status.st_mode & 0o022
+
+
+def keep(library: Path, folder: Path, stem: str) -> Path:
+    """Move a library into the folder under its digest, and drop the damaged ones of the same stem."""
+    library.chmod(0o644)
+    with library.open("rb+") as file:
+        os.fsync(file.fileno())
+    path = folder / file_name(stem, digest_of(library))
+    library.replace(path)
+    good = set(intact(folder, stem))
+    for other in folder.glob(f"{stem}.*.so"):
+        if other not in good:
+            with suppress(OSError):
+                other.unlink()
+    return path
+
 
 MODES = ("auto", "require", "off")
 # Where a platform wheel carries its libraries.
@@ -39,8 +112,8 @@ def load() -> ctypes.CDLL:
     """Return the compiled kernels, compiling them if nothing else is there; raise if that is impossible."""
     if mode() == "off":
         raise KernelsUnavailableError("DIFFWINDOW_KERNELS=off forbids compiled kernels")
-    best = processor.levels()[0]
-    library = _first(path for level in processor.levels() for path in storage.intact(PACKAGED, stem(level)))
+    best = toolchain.levels()[0]
+    library = _first(path for level in toolchain.levels() for path in intact(PACKAGED, stem(level)))
     if library is None:
         try:
             folder = cache_dir()
@@ -93,8 +166,8 @@ def cache_dir() -> Path:
 def cached(folder: Path, level: Level) -> Iterator[Path]:
     """Yield the intact libraries of a level in the cache; raise if others could have put them there."""
     if folder.is_dir():
-        storage.check_private(folder)
-        yield from filter(storage.trusted, storage.intact(folder, stem(level)))
+        check_private(folder)
+        yield from filter(trusted, intact(folder, stem(level)))
 
 
 def build(folder: Path, level: Level, *, unusable: Sequence[Path] = ()) -> Path:
@@ -102,8 +175,8 @@ def build(folder: Path, level: Level, *, unusable: Sequence[Path] = ()) -> Path:
 
     `unusable` are libraries there that this system cannot load.
     """
-    storage.make_private(folder)
-    storage.check_private(folder)
+    make_private(folder)
+    check_private(folder)
     name = stem(level)
     with FileLock(folder / f"{name}.lock"):
         built = next((path for path in cached(folder, level) if path not in unusable), None)
@@ -114,7 +187,7 @@ def build(folder: Path, level: Level, *, unusable: Sequence[Path] = ()) -> Path:
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             library = Path(scratch) / f"{name}.so"
             compile_library(library, (*FLAGS, *level.flags))
-            path = storage.keep(library, folder, name)
+            path = keep(library, folder, name)
         print(
             f"diffwindow: compiled in {time.monotonic() - start:.1f} s: {path}", file=sys.stderr, flush=True
         )

@@ -1,13 +1,27 @@
-"""The C++ backend of `operator`: describe a call to the compiled kernels and run them."""
+"""The C++ kernels of the CPU, and when one may be called directly, without an operator that torch knows."""
 
 import math
 import struct
 
 import torch
 from torch import Tensor
+from torch._C._functorch import peek_interpreter_stack
+from torch.autograd import forward_ad
 
 from diffwindow.kernels import build
 from diffwindow.kernels.operator import Call
+
+
+def observed() -> bool:
+    """Tell whether something that compiles, traces or transforms calls wants to see each operator."""
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._get_tracing_state() is not None
+        or torch._C._len_torch_dispatch_stack() > 0
+        or peek_interpreter_stack() is not None
+        or forward_ad._current_level >= 0
+    )
+
 
 # Floats that backward needs of each row, besides the output.
 _STATISTICS = 6

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from diffwindow.kernels import build, processor, toolchain, triton
+from diffwindow.kernels import build, toolchain, triton
 
 # Instruction sets that change how fast the kernels are.
 FEATURES = ("avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve")
@@ -14,7 +14,7 @@ FEATURES = ("avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve")
 
 def report() -> dict[str, str]:
     """Describe this machine to a reader, building the kernels if need be."""
-    has = [name for name in FEATURES if name in processor.features()]
+    has = [name for name in FEATURES if name in toolchain.features()]
     return {
         "torch": str(torch.__version__),
         "python": platform.python_version(),

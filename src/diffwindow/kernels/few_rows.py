@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from diffwindow.kernels import build, direct
+from diffwindow.kernels import build, cpu
 
 # The C++ `FewRows`, eight bytes per field.
 _LAYOUT = struct.Struct("=9q")
@@ -29,7 +29,7 @@ def apply(layer: nn.Module, x: Tensor) -> Tensor:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return what `torch.nn.functional.linear` does, up to rounding."""
-    if torch.is_grad_enabled() or direct.observed() or not _served(x, weight, bias):
+    if torch.is_grad_enabled() or cpu.observed() or not _served(x, weight, bias):
         return F.linear(x, weight, bias)
     outputs, inputs = weight.shape
     y = torch.empty((*x.shape[:-1], outputs), dtype=x.dtype, device=x.device)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 import torch
 from torch import Tensor
 
-from diffwindow.arguments import Boundaries, Options, window_threshold
+from diffwindow.checks import Boundaries, Options, window_threshold
 
 # Called with a differentiable Call, computes its output in plain PyTorch.
 Reference = Callable[["Call"], Tensor]

@@ -8,8 +8,8 @@ import struct
 import torch
 from torch import Tensor
 
-from diffwindow.arguments import EXPECTATIONS, Boundaries, Options, window_threshold
-from diffwindow.kernels import build, direct
+from diffwindow.checks import EXPECTATIONS, Boundaries, Options, window_threshold
+from diffwindow.kernels import build, cpu
 
 # The C++ `SingleQuery`, eight bytes per field; a view is its address, its sizes and its strides.
 _LAYOUT = struct.Struct("=7q 2d 3q q" + "9q" * 11)
@@ -30,7 +30,7 @@ def attend(
 
     The kernel compares the shapes itself.
     """
-    if direct.observed() or type(q) is not Tensor or not q.is_cpu or q.dim() != 4 or q.size(2) != 1:
+    if cpu.observed() or type(q) is not Tensor or not q.is_cpu or q.dim() != 4 or q.size(2) != 1:
         return None
     if not isinstance(boundaries, Boundaries) or not _served(q.dtype, options):
         return None

@@ -10,10 +10,9 @@ from torch import Tensor
 from diffwindow.kernels.operator import Call
 from diffwindow.kernels.triton import interpreted
 from diffwindow.kernels.triton_backward import key_kernel, query_kernel
-from diffwindow.kernels.triton_blocks import Block, Blocks
+from diffwindow.kernels.triton_blocks import Block, Blocks, tuned
 from diffwindow.kernels.triton_forward import forward_kernel
 from diffwindow.kernels.triton_tiles import Matrix, Options, Pair, Plane, Problem, Shape
-from diffwindow.kernels.triton_tuning import tuned
 
 # Backward takes so many queries at a time: what it carries from tile to tile then grows with the keys alone.
 QUERIES_AT_ONCE = 4096

@@ -11,13 +11,13 @@ from typing import Any, Literal, TypeVar, get_args
 import torch
 from torch import Tensor, nn
 
-from diffwindow.arguments import check_positive
 from diffwindow.attention.kinds import WINDOWED
-from diffwindow.attention.plain_attention import GlobalAttention
-from diffwindow.attention.window_attention import WindowAttention
+from diffwindow.attention.plain import GlobalAttention
+from diffwindow.attention.window import WindowAttention
+from diffwindow.checks import check_positive
+from diffwindow.messages import check_choice
 from diffwindow.models.pretrained import PretrainedModel
 from diffwindow.notation import KINDS, Attention, Plan, Role, parse
-from diffwindow.spelling import check_choice
 
 WindowInit = Literal["identity", "paper"]
 WINDOW_INITS: tuple[str, ...] = get_args(WindowInit)

@@ -5,11 +5,11 @@ from typing import Any
 
 import torch
 
+from diffwindow.messages import check_choice
 from diffwindow.models.classifier import Classifier
 from diffwindow.models.config import ModelConfig
 from diffwindow.models.language_model import LanguageModel
 from diffwindow.models.translator import Translator
-from diffwindow.spelling import check_choice
 
 Model = Translator | LanguageModel | Classifier
 MODELS: dict[str, type[Model]] = {

@@ -8,11 +8,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from diffwindow.attention.visibility import Visibility, padded_visibility
-from diffwindow.layers.embedding import TokenEmbedding
-from diffwindow.layers.transformer import AttentionBlock
 from diffwindow.models.config import Depth, ModelConfig, Size
+from diffwindow.models.layers import AttentionBlock, AttentionMaps, TokenEmbedding, TransformerStack, recorded
 from diffwindow.models.pretrained import PretrainedModel
-from diffwindow.models.stack import AttentionMaps, TransformerStack, recorded
 from diffwindow.notation import Role
 from diffwindow.special_tokens import PAD
 

@@ -8,11 +8,10 @@ from typing import Annotated, Any
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from diffwindow.attention.stacked_attention import Init, Rotary, check_heads
-from diffwindow.layers.embedding import Positions
-from diffwindow.layers.transformer import AttentionBlock, LayerOptions, Norm
+from diffwindow.attention.base import Init, Rotary, check_heads
+from diffwindow.messages import did_you_mean, quoted
+from diffwindow.models.layers import AttentionBlock, LayerOptions, Norm, Positions
 from diffwindow.notation import Attention, Plan, Role, parse
-from diffwindow.spelling import did_you_mean, quoted
 
 # no model is larger; a config that says so is damaged, and would take hours or all memory to build
 Size = Annotated[int, Field(ge=1, le=1 << 24)]

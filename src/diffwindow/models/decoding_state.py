@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from diffwindow.attention.key_cache import KeyCache
+from diffwindow.attention.cache import KeyCache
 from diffwindow.attention.visibility import EVERYTHING, Visibility, padded_visibility
 
 

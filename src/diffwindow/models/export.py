@@ -13,9 +13,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from diffwindow.attention.key_cache import KeyCache
+from diffwindow.attention.cache import KeyCache
 from diffwindow.attention.visibility import padded_visibility
-from diffwindow.attention.window_attention import WindowAttention
+from diffwindow.attention.window import WindowAttention
 from diffwindow.extras import require
 from diffwindow.files import replacing
 from diffwindow.models.decoding_state import DecodingState

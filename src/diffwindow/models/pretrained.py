@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from diffwindow.files import check_regular, flush, parse_json, replacing, write_atomically
-from diffwindow.layers.transformer import AttentionBlock
 from diffwindow.models.config import ModelConfig
+from diffwindow.models.layers import AttentionBlock
 from diffwindow.models.weights import (
     MANIFEST,
     WEIGHTS,

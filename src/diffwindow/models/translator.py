@@ -6,15 +6,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from diffwindow.attention.key_cache import KeyCache
+from diffwindow.attention.cache import KeyCache
 from diffwindow.attention.visibility import Visibility, padded_visibility
-from diffwindow.layers.embedding import TokenEmbedding
-from diffwindow.layers.loss import TokenLoss, token_loss
-from diffwindow.layers.transformer import AttentionBlock
 from diffwindow.models.config import Depth, ModelConfig
 from diffwindow.models.decoding_state import DecodingState
+from diffwindow.models.layers import AttentionBlock, AttentionMaps, TokenEmbedding, TransformerStack, recorded
+from diffwindow.models.loss import TokenLoss, token_loss
 from diffwindow.models.pretrained import PretrainedModel
-from diffwindow.models.stack import AttentionMaps, TransformerStack, recorded
 from diffwindow.notation import Role
 from diffwindow.special_tokens import PAD
 

@@ -8,12 +8,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from diffwindow import functional, ops
-from diffwindow.arguments import check_tolerance
 from diffwindow.attention.kinds import WINDOWED
-from diffwindow.attention.plain_attention import plain_attention, plain_weights
+from diffwindow.attention.plain import plain_attention, plain_weights
 from diffwindow.attention.visibility import Visibility, first_true
-from diffwindow.attention.window_attention import mix_heads
-from diffwindow.kernels import direct
+from diffwindow.attention.window import mix_heads
+from diffwindow.checks import check_tolerance
+from diffwindow.kernels import cpu
 from diffwindow.models.added_windows import WindowInit
 from diffwindow.notation import Attention
 
@@ -126,7 +126,7 @@ class WindowAdapter(nn.Module):
         q, k = q.to(v.dtype), k.to(v.dtype)
         segment_origin = self.segment_origin(attn_mask, q.shape[0])
         # a step of decoding has one query, too few to be worth the time; a transform's tensors end with it
-        if (q.shape[2] > 1 or self.width is None) and not direct.observed():
+        if (q.shape[2] > 1 or self.width is None) and not cpu.observed():
             self.width = self._mean_width(q, k, attn_mask, segment_origin, scale, is_causal=is_causal)
         operation = (
             partial(ops.multiplicative_window_attention, q, k, v, normalize=self.attention.normalize)

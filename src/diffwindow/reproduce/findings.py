@@ -11,13 +11,20 @@ from typing import Any
 
 import numpy as np
 
-from diffwindow.metrics.outcomes import FIGURES, Terms
-from diffwindow.reproduce.bootstrap import Interval, gain_interval
-from diffwindow.reproduce.job import Result, outcomes_of
-from diffwindow.reproduce.runner import FinishedJob, with_further_tests
+from diffwindow.evaluation.intervals import (
+    Interval,
+    Summary,
+    Verdict,
+    agreeing_pairs,
+    difference,
+    gain_interval,
+    summary,
+    verdict,
+)
+from diffwindow.reproduce.jobs import FinishedJob, Result, outcomes_of, with_further_tests
 from diffwindow.reproduce.scales import Scale
-from diffwindow.reproduce.statistics import Summary, Verdict, agreeing_pairs, difference, summary, verdict
 from diffwindow.reproduce.table import SHOWN, Column, Row, Table
+from diffwindow.tasks.metrics import FIGURES, Terms
 from diffwindow.training.config import TrainConfig
 from diffwindow.training.overrides import resolve
 
@@ -186,9 +193,9 @@ def _windows(metrics: Sequence[Result]) -> dict[str, float]:
 def _validations(folders: Iterable[Path]) -> list[Validations]:
     """Return what the validations gave of each run that has a log."""
     # imported here because it takes a moment
-    from diffwindow.figures.learning_curves import series
+    from diffwindow.training.checkpoints import LOG
     from diffwindow.training.logs import read_records
-    from diffwindow.training.run_folder import LOG
+    from diffwindow.view.figures import series
 
     logs = [read_records(folder / LOG) for folder in folders if (folder / LOG).exists()]
     return [

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from diffwindow.notation import parse
-from diffwindow.reproduce.job import Job
-from diffwindow.reproduce.runner import jobs_of
+from diffwindow.reproduce.jobs import Job, jobs_of
 from diffwindow.reproduce.scales import Experiment, Scale
 from diffwindow.reproduce.table import PLAIN, Column, Metric, Row, Table
 from diffwindow.training.overrides import resolve

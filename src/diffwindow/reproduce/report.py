@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from diffwindow.files import make_folder, write_atomically, write_json
-from diffwindow.metrics.outcomes import Terms, save_outcomes
+from diffwindow.reproduce.figures import draw_gains, draw_learning
 from diffwindow.reproduce.findings import FITS, GROUPS, Finding
-from diffwindow.reproduce.pictures import draw_gains, draw_learning
 from diffwindow.reproduce.table import SHOWN
 from diffwindow.reproduce.tables import PAPER_SPEED, TABLE_4
+from diffwindow.tasks.metrics import Terms, save_outcomes
 
 REPORT, JSON, FIGURE = "report.md", "report.json", "figure3.png"
 # each picture: what it shows, and the function that draws it

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from diffwindow.messages import check_choice
 from diffwindow.reproduce.table import Column, Table
-from diffwindow.spelling import check_choice
 
 
 @dataclass(frozen=True)

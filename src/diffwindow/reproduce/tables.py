@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from diffwindow.messages import check_choice
 from diffwindow.reproduce.ablations import ABLATIONS
 from diffwindow.reproduce.table import EN_DE, EN_FR, IMDB, LM, SST, SVA, SVA_SUBSET, Row, Table
-from diffwindow.spelling import check_choice
 
 BEST = "Enc(AW)-Cr(AW,Seg)-Dec(MW)"
 

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from diffwindow.data.batching import collate, collate_blocks, shift_right
 from diffwindow.data.store import Store
-from diffwindow.metrics.perplexity import count_words, word_perplexity
 from diffwindow.models.eval_mode import evaluating
 from diffwindow.models.language_model import LanguageModel, LanguageModelConfig
 from diffwindow.progress import SILENT, Progress
 from diffwindow.special_tokens import PAD
+from diffwindow.tasks.metrics import count_words, word_perplexity
 from diffwindow.tasks.model_folder import save_folder
 from diffwindow.tasks.options import options_of
 from diffwindow.tasks.task import Loss, TensorBatch, sweep

@@ -12,10 +12,10 @@ from diffwindow.data.recipe import check_language
 from diffwindow.data.store import Store
 from diffwindow.data.tokenizer import Tokenizer
 from diffwindow.files import sha256_of
+from diffwindow.messages import check_choice
 from diffwindow.models.build import MODELS, Model
 from diffwindow.models.classifier import Classifier
 from diffwindow.models.pretrained import CONFIG, TOKENIZER, read_fields
-from diffwindow.spelling import check_choice
 from diffwindow.tasks.classification import Classification
 from diffwindow.tasks.model_folder import Record, read_record
 from diffwindow.tasks.options import TaskOptions

@@ -13,12 +13,11 @@ from diffwindow.data.batching import collate, shift_right
 from diffwindow.data.store import Store
 from diffwindow.data.tokenizer import moses_detokenizer
 from diffwindow.decoding.translate import Search, translate
-from diffwindow.metrics.bleu import bleu_terms
-from diffwindow.metrics.outcomes import bleu_of
 from diffwindow.models.eval_mode import evaluating
 from diffwindow.models.translator import Translator, TranslatorConfig
 from diffwindow.progress import SILENT, Progress
 from diffwindow.special_tokens import PAD
+from diffwindow.tasks.metrics import bleu_of, bleu_terms
 from diffwindow.tasks.model_folder import save_folder
 from diffwindow.tasks.options import options_of
 from diffwindow.tasks.task import Loss, TensorBatch, sweep

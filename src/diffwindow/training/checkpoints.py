@@ -22,6 +22,11 @@ from diffwindow.models.weights import (
     write_manifest,
 )
 
+# the layout of a run folder
+CONFIG, ORIGIN = "run.json", "origin.json"
+CHECKPOINTS, BEST, MODEL, AVERAGE = "checkpoints", "best", "model", "average"
+LOG, TIMING, TENSORBOARD, CURVES = "log.jsonl", "timing.jsonl", "tensorboard", "curves.png"
+STORE = "data"
 STATE = "state.safetensors"
 
 

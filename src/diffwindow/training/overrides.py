@@ -10,12 +10,11 @@ from typing import Any
 import yaml
 
 from diffwindow.files import read_json
-from diffwindow.spelling import quoted
+from diffwindow.messages import quoted
 from diffwindow.tasks.presets import TASK_PRESETS, preset
-from diffwindow.training.config import Config
-from diffwindow.training.draft import Draft, Keys, checked, shortened_override, split_override
-from diffwindow.training.fine_tuning import follow_start
-from diffwindow.training.run_folder import CONFIG
+from diffwindow.training.checkpoints import CONFIG
+from diffwindow.training.config import Config, Draft, Keys, checked, shortened_override, split_override
+from diffwindow.training.run import follow_start
 
 # fields of a model's config that are set elsewhere
 NOT_OF_THE_MODEL = {

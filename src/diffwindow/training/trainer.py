@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Generic
@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 from diffwindow.data.batching import TokenBatches
+from diffwindow.models.weights import CheckpointError
 from diffwindow.progress import SILENT, Progress
 from diffwindow.tasks.task import B, Task
-from diffwindow.training.batch_loader import BatchLoader, UpdateBatches
-from diffwindow.training.checkpoints import write_checkpoint
+from diffwindow.training.checkpoints import LOG, MODEL, read_checkpoint, write_checkpoint
 from diffwindow.training.config import TrainConfig
 from diffwindow.training.distributed import World
 from diffwindow.training.failures import (
@@ -29,15 +29,21 @@ from diffwindow.training.failures import (
     is_lost_peer,
     stop_on_signals,
 )
-from diffwindow.training.final_model import load_final_weights, worse_average
-from diffwindow.training.logs import RunLogs, read_records
-from diffwindow.training.optimizer import short_of_warmup
-from diffwindow.training.reports import Stopwatch, loss_record, progress_line
-from diffwindow.training.run_checkpoints import RunCheckpoints
-from diffwindow.training.run_folder import LOG, MODEL
-from diffwindow.training.train_state import TrainState, seed_everything
-from diffwindow.training.updater import Updater
-from diffwindow.training.validation import Metrics, all_finite, check_validation, shown, validate
+from diffwindow.training.loader import BatchLoader, UpdateBatches
+from diffwindow.training.logs import Record, RunLogs, Stopwatch, loss_record, progress_line, read_records
+from diffwindow.training.state import (
+    Best,
+    Metrics,
+    RunCheckpoints,
+    TrainState,
+    all_finite,
+    check_validation,
+    load_weights,
+    seed_everything,
+    shown,
+    validate,
+)
+from diffwindow.training.updater import Updater, short_of_warmup
 
 # a run that skips this many updates in a row has stopped learning
 MAX_SKIPPED = 100
@@ -309,3 +315,40 @@ class Trainer(Generic[B]):
             worse = worse_average(metrics[config.watch], read_records(self._folder / LOG), config)
             if worse:
                 self._progress.note(worse)
+
+
+def load_final_weights(
+    model: nn.Module, state: TrainState, config: TrainConfig, checkpoints: RunCheckpoints
+) -> str:
+    """Load the weights that `train.final` asks for into the trained model; return where they are from."""
+    try:
+        if config.final == "average":
+            updates = checkpoints.to_average()
+            model.load_state_dict(checkpoints.last.average(updates))
+            return f"the average of updates {', '.join(map(str, updates))}"
+        if config.final == "best" and state.best.value is not None:
+            load_weights(model, read_checkpoint(checkpoints.best.path(state.best.update)))
+            return f"the best, of update {state.best.update}"
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"{error}; train.final={config.final} needs it: restore it from a copy, or start a new run"
+        ) from None
+    return f"of update {state.update}"
+
+
+def worse_average(value: float, records: Sequence[Record], config: TrainConfig) -> str | None:
+    """Return a sentence if the averaged model validates worse than the last one in the log, else None.
+
+    `value` is the average's metric to watch.
+    """
+    valid = [record for record in records if record["kind"] == "valid"]
+    if not valid or valid[-1][config.watch] is None:
+        return None
+    last = Best(valid[-1][config.watch], valid[-1]["update"])
+    if value == last.value or last.after(last.update, value, config.watch).value != last.value:
+        return None
+    return (
+        f"the averaged model validates worse than that of update {last.update}: {config.watch} "
+        f"{value:.4g}, not {last.value:.4g}; keep the last one with train.final=last, or average "
+        f"fewer than train.average_last={config.average_last} checkpoints"
+    )

@@ -13,14 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from diffwindow.arguments import check_whole
-from diffwindow.attention.stacked_attention import Maps, StackedAttention
+from diffwindow.attention.base import Maps, StackedAttention
 from diffwindow.attention.visibility import Visibility
-from diffwindow.attention.watching import watched
-from diffwindow.attention.window_attention import WindowAttention
+from diffwindow.attention.window import WindowAttention, watched
+from diffwindow.checks import check_whole
+from diffwindow.messages import quoted
 from diffwindow.models.window_adapter import WindowAdapter
 from diffwindow.ops import WindowMaps
-from diffwindow.spelling import quoted
 from diffwindow.view.trace import Array, AttentionTrace, LayerMaps
 
 Captured = StackedAttention | WindowAdapter

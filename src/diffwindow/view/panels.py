@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from diffwindow.figures.attention_maps import Panel, attention_grid
+from diffwindow.view.figures import Panel, attention_grid
 from diffwindow.view.trace import Array, AttentionTrace, Head, LayerMaps, tokens_by_side
 
 if TYPE_CHECKING:

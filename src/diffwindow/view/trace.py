@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from diffwindow.arguments import Expectation
-from diffwindow.spelling import quoted
+from diffwindow.checks import Expectation
+from diffwindow.messages import quoted
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -135,8 +135,8 @@ class AttentionTrace:
         against: AttentionTrace | None = None,
     ) -> None:
         """Write the figure, or the page if the name ends in .html; the file is whole or not there."""
-        from diffwindow.figures.attention_maps import save_figure
         from diffwindow.files import write_atomically
+        from diffwindow.view.figures import save_figure
 
         path = Path(path)
         if path.suffix.lower() in (".html", ".htm"):

@@ -1,0 +1,472 @@
+"""WindowAttention: multi-head attention that learns, for every query and head, where to look."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Literal, TypeVar, get_args
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from diffwindow import functional, ops
+from diffwindow.attention.base import Rotary, StackedAttention, check_heads
+from diffwindow.attention.plain import plain_attention, plain_weights
+from diffwindow.attention.visibility import (
+    EVERYTHING,
+    Visibility,
+    distance_scores,
+    first_visible_key,
+    hidden,
+    read_masks,
+)
+from diffwindow.checks import (
+    EXPECTATIONS,
+    Expectation,
+    check_bool,
+    check_float_type,
+    check_floats,
+    check_normalize,
+    check_not_traced,
+    check_positive,
+    check_segment_size,
+    check_tensor,
+    check_tolerance,
+)
+from diffwindow.kernels import few_rows
+from diffwindow.messages import check_choice
+
+Window = Literal["additive", "multiplicative"]
+WINDOWS: tuple[str, ...] = get_args(Window)
+Positions = Literal["none", "rotary"]
+POSITIONS: tuple[str, ...] = get_args(Positions)
+
+
+class WindowAttention(StackedAttention):
+    """Attend through a learned window, with the call of `torch.nn.MultiheadAttention`.
+
+    Unlike there, `batch_first` is True by default: in a layer of `torch.nn`, give it the layer's own.
+
+    One stacked projection holds, in this order, the queries (global, left, right, local), the keys (the
+    same) and the values; a multiplicative window has no local pair. It is initialised Xavier-uniform as a
+    whole, so pointers start near uniform; biases start at zero. `boundary_dim`, the head width of the left
+    and right pairs, is that of the others unless a smaller one is given.
+
+    `gate=True` gives a multiplicative window one learned g per head: the weights are
+    softmax(s) ⊙ (1 + g(M − 1)), with g = 0 at the start, so that a window added to a trained model changes
+    nothing at first. The paper has no gate.
+
+    `window_tolerance` sets M to 0 where it is below, which lets kernels skip keys outside the window.
+    `normalize=True` makes the weights of a multiplicative window sum to one: softmax(s + log M).
+
+    `relative_size=16` adds q_i·a_{j−i}/√e to the scores, with the distance clipped (the keys' part of Shaw et
+    al. 2018), for self-attention. Its gradient runs in plain PyTorch.
+
+    `positions="rotary"` is for self-attention: queries and keys are rotated by their positions, the queries
+    being the last of the keys. `rotary` chooses what is rotated: the scores (local ones too), the pointers or
+    both.
+
+    >>> attention = WindowAttention(16, num_heads=2, window="multiplicative", segment_size=5)
+    >>> x = torch.randn(3, 7, 16)
+    >>> output, weights = attention(x, x, x)
+    >>> output.shape, weights.shape
+    (torch.Size([3, 7, 16]), torch.Size([3, 7, 7]))
+    """
+
+    # torch.nn.TransformerEncoderLayer and TransformerEncoder ask these whether they may skip the call of
+    # this module and run a fused plain attention on its weights: they may not.
+    _qkv_same_embed_dim = False
+    in_proj_bias = None
+    pointer_pairs = (1, 2)
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        *,
+        window: Window = "additive",
+        segment_size: int = 1,
+        expectation: Expectation = "paper",
+        window_tolerance: float = 0.0,
+        normalize: bool = False,
+        boundary_dim: int | None = None,
+        gate: bool = False,
+        relative_size: int | None = None,
+        positions: Positions = "none",
+        rotary: Rotary = "scores",
+        batch_first: bool = True,
+        impl: ops.Impl = "auto",
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        check_choice("window", window, WINDOWS)
+        check_choice("expectation", expectation, EXPECTATIONS)
+        check_choice("impl", impl, ops.IMPLS)
+        check_choice("positions", positions, POSITIONS)
+        check_segment_size(segment_size)
+        check_tolerance("window_tolerance", window_tolerance)
+        check_normalize(normalize, additive=window == "additive")
+        check_bool("gate", gate)
+        check_bool("batch_first", batch_first)
+        if dtype is not None:
+            check_float_type("dtype", dtype)
+        check_heads(embed_dim, num_heads)
+        head_dim = embed_dim // num_heads
+        boundary_dim = head_dim if boundary_dim is None else boundary_dim
+        check_positive("boundary_dim", boundary_dim)
+        if boundary_dim > head_dim:
+            raise ValueError(f"boundary_dim={boundary_dim} is above the width of a head, {head_dim}")
+        if relative_size is not None:
+            check_positive("relative_size", relative_size)
+        if rotary != "scores" and positions != "rotary":
+            raise ValueError(f'rotary={rotary!r} is for positions="rotary", not {positions!r}')
+        # Queries and keys of the score, the two boundaries and, if additive, the local score.
+        local = (head_dim,) if window == "additive" else ()
+        score_dims = (head_dim, boundary_dim, boundary_dim, *local)
+        super().__init__(embed_dim, num_heads, score_dims=score_dims, dropout=dropout, bias=bias)
+        if gate and window != "multiplicative":
+            raise ValueError(f'gate=True is for window="multiplicative", not {window!r}')
+        self.gate = nn.Parameter(torch.zeros(num_heads)) if gate else None
+        self.relative_size = relative_size
+        self.from_queries = None if relative_size is None else "relative positions"
+        rows = None if relative_size is None else torch.empty(2 * relative_size + 1, head_dim)
+        self.key_table = None if rows is None else nn.Parameter(nn.init.xavier_uniform_(rows))
+        self.window = window
+        self.kind = "AW" if window == "additive" else "MW"
+        self.segment_size = segment_size
+        self.expectation: Expectation = expectation
+        self.window_tolerance = window_tolerance
+        self.normalize = normalize
+        self.boundary_dim = boundary_dim
+        self.batch_first = batch_first
+        self.impl: ops.Impl = impl
+        if positions == "rotary":
+            self.use_rotary(rotary)
+        self.to(device=device, dtype=dtype)
+
+    def reset_parameters(self) -> None:
+        """Initialise: Xavier-uniform weights, zero biases and gate."""
+        super().reset_parameters()
+        if self.gate is not None:
+            nn.init.zeros_(self.gate)
+        if self.key_table is not None:
+            nn.init.xavier_uniform_(self.key_table)
+
+    def local_query_rows(self) -> slice:
+        """Return the rows of the stacked projection that make the queries of the local score, if any."""
+        width = self.embed_dim if self.window == "additive" else 0
+        return slice(self._query_width - width, self._query_width)
+
+    def forward(
+        self,
+        query: Float[Tensor, "..."],
+        key: Float[Tensor, "..."],
+        value: Float[Tensor, "..."],
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."] | None]:
+        """Attend; the arguments and results are those of `torch.nn.MultiheadAttention`.
+
+        As there, masks are True where a query may *not* look, or floats that are added to the scores, of
+        which -9,000 and less hides; `need_weights=False` is faster. The weights are those used, for a
+        multiplicative window the product with the window. `is_causal=True` needs no `attn_mask` beside it.
+        """
+        check_bool("need_weights", need_weights)
+        check_bool("average_attn_weights", average_attn_weights)
+        query, key, value, batched = self._as_batches(query, key, value)
+        visibility = self._read_visibility(
+            query, key, key_padding_mask, attn_mask, is_causal=is_causal, batched=batched
+        )
+        queries, keys = self._project(query, key, value, key_padding_mask)
+        weights = None
+        if need_weights:
+            self._call_watchers(queries, keys, visibility)
+            # dropout commutes with a multiplicative window
+            used = F.dropout(self.maps(queries, keys, visibility).weights, self._active_dropout())
+            v = self.key_heads(keys)[-1]
+            seen = visibility.visible(self.query_heads(queries)[0], v)
+            output = self._merge_heads(functional.attend(used, v, mask=seen))
+            weights = (used.mean(1) if average_attn_weights else used).to(query.dtype)
+            weights = weights if batched else weights.squeeze(0)
+        else:
+            output = self.attend(queries, keys, visibility)
+        if not batched:
+            return output.squeeze(0), weights
+        return (output if self.batch_first else output.transpose(0, 1)), weights
+
+    def inspect(
+        self,
+        query: Float[Tensor, "..."],
+        key: Float[Tensor, "..."],
+        *,
+        key_padding_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+    ) -> ops.WindowMaps:
+        """Return the weights without dropout, the window and both boundary distributions, each `[b h q k]`.
+
+        >>> attention, x = WindowAttention(16, num_heads=2), torch.randn(3, 7, 16)
+        >>> attention.inspect(x, x).window.shape
+        torch.Size([3, 2, 7, 7])
+        """
+        query, key, _, batched = self._as_batches(query, key, key)
+        visibility = self._read_visibility(
+            query, key, key_padding_mask, attn_mask, is_causal=is_causal, batched=batched
+        )
+        return self.maps(*self._project(query, key, key, key_padding_mask), visibility)
+
+    def _attend(
+        self,
+        queries: Float[Tensor, "b q queries"],
+        keys: Float[Tensor, "b k keys"],
+        visibility: Visibility,
+    ) -> Float[Tensor, "b q d"]:
+        q, q_left, q_right, *q_local = self.query_heads(queries)
+        k, k_left, k_right, *k_local, v = self.key_heads(keys)
+        visibility = self._with_distances(visibility, q, keys.shape[1])
+        operation = (
+            partial(ops.additive_window_attention, q, k, v, q_local[0], k_local[0])
+            if self.window == "additive"
+            else partial(ops.multiplicative_window_attention, q, k, v, normalize=self.normalize)
+        )
+        heads = operation(
+            ops.Boundaries(q_left, k_left, q_right, k_right),
+            **visibility._asdict(),
+            segment_size=self.segment_size,
+            expectation=self.expectation,
+            window_tolerance=self.window_tolerance,
+            dropout_p=self._active_dropout(),
+            impl=self.impl,
+        )
+        if self.gate is not None:
+            # dropout is drawn anew, apart from that of the windowed heads
+            seen = visibility.visible(q, k)
+            k, v = (functional.zero_unseen_keys(x, seen) for x in (k, v))
+            plain = plain_attention(q, k, v, visibility, dropout_p=self._active_dropout())
+            heads = mix_heads(plain, heads, self.gate)
+        return self._merge_heads(heads)
+
+    def maps(
+        self,
+        queries: Float[Tensor, "b q queries"],
+        keys: Float[Tensor, "b k keys"],
+        visibility: Visibility = EVERYTHING,
+    ) -> ops.WindowMaps:
+        """Return what `attend` does with these arguments to each pair of query and key, without dropout."""
+        q, q_left, q_right, *q_local = self.query_heads(queries)
+        k, k_left, k_right, *k_local, _ = self.key_heads(keys)
+        visibility = self._with_distances(visibility, q, keys.shape[1])
+        maps = ops.window_maps(
+            q,
+            k,
+            ops.Boundaries(q_left, k_left, q_right, k_right),
+            (q_local[0], k_local[0]) if self.window == "additive" else None,
+            **visibility._asdict(),
+            segment_size=self.segment_size,
+            expectation=self.expectation,
+            window_tolerance=self.window_tolerance,
+            normalize=self.normalize,
+        )
+        if self.gate is None:
+            return maps
+        plain = plain_weights(q, k, visibility)
+        return maps._replace(weights=mix_heads(plain, maps.weights, self.gate))
+
+    def _with_distances(self, visibility: Visibility, q: Tensor, num_keys: int) -> Visibility:
+        """Add the scores of relative positions, if there are any, to the bias."""
+        if self.key_table is None:
+            return visibility
+        return visibility._replace(attn_bias=visibility.biased(distance_scores(q, self.key_table, num_keys)))
+
+    @property
+    def in_proj_weight(self) -> "_NoFastPath":
+        """Keep torch's encoder, which looks for this name, off its fused path."""
+        return _NoFastPath()
+
+    def extra_repr(self) -> str:
+        """Show the settings in the module's repr."""
+        return (
+            f"{self.embed_dim}, num_heads={self.num_heads}, window={self.window!r}, "
+            f"segment_size={self.segment_size}, expectation={self.expectation!r}, "
+            f"window_tolerance={self.window_tolerance}, normalize={self.normalize}, "
+            f"boundary_dim={self.boundary_dim}, gate={self.gate is not None}, "
+            f"relative_size={self.relative_size}, rotary={self.rotary!r}, dropout={self.dropout}, "
+            f"batch_first={self.batch_first}, impl={self.impl!r}"
+        )
+
+    def _as_batches(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor, bool]:
+        """Return all three as `[b n d]`, keeping which of them are one tensor, and whether they were batched.
+
+        Raise unless they fit each other and the weights.
+        """
+        check_not_traced()
+        layout = "[batch, length, embed_dim]" if self.batch_first else "[length, batch, embed_dim]"
+        for name, x in (("query", query), ("key", key), ("value", value)):
+            check_floats(name, x)
+            self._check_fits_weights(name, x)
+            if x.dim() not in (2, 3) or x.dim() != query.dim() or x.shape[-1] != self.embed_dim:
+                raise ValueError(
+                    f"{name} has shape {list(x.shape)}, not {layout} with embed_dim={self.embed_dim} "
+                    "(or all three without the batch)"
+                )
+
+        def as_batch(x: Tensor) -> Tensor:
+            if x.dim() == 2:
+                return x.unsqueeze(0)
+            return x if self.batch_first else x.transpose(0, 1)
+
+        batch_query = as_batch(query)
+        batch_key = batch_query if key is query else as_batch(key)
+        batch_value = batch_key if value is key else as_batch(value)
+        if batch_key.shape[0] != batch_query.shape[0] or batch_value.shape != batch_key.shape:
+            raise ValueError(
+                f"query {list(query.shape)}, key {list(key.shape)} and value {list(value.shape)} "
+                f"do not agree in batch and length; the layout is {layout}"
+            )
+        return batch_query, batch_key, batch_value, query.dim() == 3
+
+    def _check_fits_weights(self, name: str, x: Tensor) -> None:
+        """Raise unless an input has the type and the device of the weights."""
+        # hooks, quantized layers and adapters may convert it
+        if not few_rows.is_plain(self.in_proj):
+            return
+        weight, device = self.in_proj.weight, x.device
+        if device != weight.device:
+            raise ValueError(
+                f"{name} is on {device} and the weights are on {weight.device}; move them to one device"
+            )
+        if x.dtype != weight.dtype and not (
+            torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
+        ):
+            raise TypeError(
+                f"{name} is {x.dtype} and the weights are {weight.dtype}; pass {name}.to({weight.dtype})"
+            )
+
+    def _read_visibility(
+        self,
+        query: Tensor,
+        key: Tensor,
+        key_padding_mask: Tensor | None,
+        attn_mask: Tensor | None,
+        *,
+        is_causal: bool,
+        batched: bool,
+    ) -> Visibility:
+        """Read the masks of a call."""
+        check_bool("is_causal", is_causal)
+        if key_padding_mask is not None and not batched:
+            check_tensor("key_padding_mask", key_padding_mask)
+            key_padding_mask = key_padding_mask.unsqueeze(0)
+        self._check_places(query.shape[1], key.shape[1], is_causal=is_causal)
+        shape = (query.shape[0], self.num_heads, query.shape[1], key.shape[1])
+        visible, bias = read_masks(key_padding_mask, attn_mask, shape, query.device)
+        return Visibility(visible, is_causal, first_visible_key(key_padding_mask), bias)
+
+    def _project(
+        self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        if query is key and key is value:
+            return self.project_self(query)
+        if key_padding_mask is not None:
+            # NaN in padding would pass into the gradient of the projection
+            padding = hidden(key_padding_mask)[..., None]
+            cleared = key.masked_fill(padding, 0.0)
+            key, value = cleared, cleared if value is key else value.masked_fill(padding, 0.0)
+        queries, keys = self.project_queries(query), self.project_keys(key, value)
+        start = key.shape[1] - query.shape[1]
+        return self._rotated(queries, self._query_dims, start), self._rotated(keys, self._key_dims, 0)
+
+    def _check_places(self, num_queries: int, num_keys: int, *, is_causal: bool) -> None:
+        """Raise where positions would place the queries otherwise than they are: as the last of the keys."""
+        if self.rotary is None and self.key_table is None:
+            return
+        name = "relative" if self.rotary is None else "rotary"
+        if num_queries > num_keys:
+            raise ValueError(
+                f"{num_queries} queries for {num_keys} keys: {name} positions are for self-attention, "
+                "where the queries are the last of the keys"
+            )
+        if is_causal and num_queries != num_keys:
+            raise ValueError(
+                f"is_causal=True shows query i the keys up to i, but {name} positions take {num_queries} "
+                f"queries as the last of {num_keys} keys; pass an attn_mask instead"
+            )
+
+
+def mix_heads(
+    plain: Float[Tensor, "b h q n"], windowed: Float[Tensor, "b h q n"], gate: Float[Tensor, " h"]
+) -> Float[Tensor, "b h q n"]:
+    """Open the window of each head by its gate: (1 − g) · plain + g · windowed, exactly plain at g = 0.
+
+    The weights are softmax(s) ⊙ (1 + g(M − 1)), which is linear in M: so this also mixes outputs. Those of a
+    normalised window are mixed with softmax(s) in the same way.
+
+    >>> mix_heads(torch.ones(1, 2, 1, 1), torch.zeros(1, 2, 1, 1), torch.tensor([0.0, 0.25])).flatten()
+    tensor([1.0000, 0.7500])
+    """
+    return torch.lerp(plain, windowed.to(plain.dtype), gate.to(plain.dtype)[:, None, None])
+
+
+class _NoFastPath:
+    """Stands for a weight in torch's checks, which leave alone whatever overrides `__torch_function__`."""
+
+    def __torch_function__(self, *_: object) -> object:
+        return NotImplemented
+
+
+A = TypeVar("A", bound=StackedAttention)
+
+
+@contextmanager
+def watched(
+    attentions: Sequence[A], watcher: Callable[[A, Tensor, Tensor, Visibility], None]
+) -> Iterator[None]:
+    """Call `watcher` before each of the attentions attends, with its projected queries and keys."""
+    try:
+        for attention in attentions:
+            attention.watchers = (*attention.watchers, watcher)
+        yield
+    finally:
+        # others may have come or gone in the meantime
+        for attention in attentions:
+            attention.watchers = tuple(one for one in attention.watchers if one is not watcher)
+
+
+def window_attentions(model: nn.Module) -> list[WindowAttention]:
+    """List the window attentions of a model."""
+    return [module for module in model.modules() if isinstance(module, WindowAttention)]
+
+
+def mean_window(
+    attention: WindowAttention,
+    queries: Float[Tensor, "b q queries"],
+    keys: Float[Tensor, "b k keys"],
+    visibility: Visibility = EVERYTHING,
+) -> Float[Tensor, ""]:
+    """Return the mean of M over the keys that a query sees, averaged over queries, heads and the batch.
+
+    Queries that are padding count as well. Uniform attention to values of one gives it to each query, in
+    memory linear in the length.
+    """
+    q, q_left, q_right, *_ = attention.query_heads(queries)
+    k, k_left, k_right, *_, v = attention.key_heads(keys)
+    means = ops.multiplicative_window_attention(
+        q.new_zeros(*q.shape[:3], 1),
+        k.new_zeros(*k.shape[:3], 1),
+        v.new_ones(*v.shape[:3], 1),
+        ops.Boundaries(q_left, k_left, q_right, k_right),
+        attn_mask=visibility.visible(q, k) if visibility.attn_bias is not None else visibility.attn_mask,
+        is_causal=visibility.is_causal,
+        segment_size=attention.segment_size,
+        segment_origin=visibility.segment_origin,
+        expectation=attention.expectation,
+        window_tolerance=attention.window_tolerance,
+        impl=attention.impl,
+    )
+    return means.float().mean()

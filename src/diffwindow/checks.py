@@ -1,0 +1,242 @@
+"""The arguments of window attention as values, and the checks that name a wrong one.
+
+Python takes a string for true and True for 1; torch's own errors name neither the argument nor the fix. So
+what users pass goes through `check_bool`, `check_number`, `check_whole`, `check_tensor` and `check_floats`,
+or a check that is made of them.
+"""
+
+from typing import Literal, NamedTuple, cast, get_args
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from diffwindow.messages import check_choice, quoted
+
+Expectation = Literal["paper", "exact"]
+EXPECTATIONS: tuple[str, ...] = get_args(Expectation)
+# The types that windows are computed in; half precision is summed in fp32.
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+class Boundaries(NamedTuple):
+    """The projected queries and keys of a window's two pointers; each pair has its own head width."""
+
+    q_left: Float[Tensor, "b h q left"]
+    k_left: Float[Tensor, "b h k left"]
+    q_right: Float[Tensor, "b h q right"]
+    k_right: Float[Tensor, "b h k right"]
+
+
+class Options(NamedTuple):
+    """Everything but the projected tensors, as `ops.multiplicative_window_attention` describes it."""
+
+    attn_mask: Bool[Tensor, "..."] | None = None
+    attn_bias: Float[Tensor, "..."] | None = None
+    is_causal: bool = False
+    segment_size: int = 1
+    segment_origin: Int[Tensor, " b"] | None = None
+    expectation: Expectation = "paper"
+    scale: float | None = None
+    dropout_p: float = 0.0
+    window_tolerance: float = 0.0
+    normalize: bool = False
+
+
+def check_tensors(
+    q: Tensor, k: Tensor, v: Tensor, boundaries: Boundaries, local: tuple[Tensor, Tensor] | None
+) -> None:
+    """Raise unless all tensors are `[b h n e]` of one type and device, and agree where they meet."""
+    check_not_traced()
+    if not isinstance(boundaries, Boundaries):
+        raise TypeError(f"boundaries is {_kind(boundaries)}; pass diffwindow.Boundaries")
+    if local is not None and not (isinstance(local, tuple | list) and len(local) == 2):
+        raise TypeError(f"local is {_kind(local)}; pass the pair (q_local, k_local)")
+    named = {"q": q, "k": k, "v": v, **boundaries._asdict()}
+    named |= dict(zip(("q_local", "k_local"), local or (), strict=False))
+    for name, x in named.items():
+        check_floats(name, x)
+        if x.dim() != 4:
+            raise ValueError(f"{name} has shape {list(x.shape)}, not [batch, heads, length, width]")
+        if x.dtype != q.dtype:
+            raise TypeError(f"{name} is {x.dtype} and q is {q.dtype}; pass both as one type")
+        _check_device(name, x, q)
+        like = q if name.startswith("q") else k
+        if x.shape[:2] != q.shape[:2] or x.shape[2] != like.shape[2]:
+            raise ValueError(
+                f"{name} has shape {list(x.shape)}, which does not fit "
+                f"q {list(q.shape)} and k {list(k.shape)} in batch, heads and length"
+            )
+    pairs = (("q", "k"), ("q_left", "k_left"), ("q_right", "k_right"), ("q_local", "k_local"))
+    for a, b in pairs[: 3 + bool(local)]:
+        if named[a].shape[-1] != named[b].shape[-1]:
+            widths = f"{a} has head width {named[a].shape[-1]} and {b} has {named[b].shape[-1]}"
+            raise ValueError(f"{widths}; project both to one width")
+
+
+def window_threshold(tolerance: float, dtype: torch.dtype, *, normalize: bool) -> float:
+    """Return the value below which M counts as 0, for windows of the sums' type (fp32 or fp64).
+
+    It is the tolerance, but a normalised window has a floor: what is left of 1 − F below it is rounding,
+    which the division by a small sum would blow up.
+    """
+    return max(tolerance, 8 * torch.finfo(dtype).eps) if normalize else tolerance
+
+
+def check_options(q: Tensor, k: Tensor, options: Options, *, additive: bool) -> None:
+    """Raise unless the options are in their ranges, fit `q` and `k`, and fit the kind of window."""
+    check_bool("is_causal", options.is_causal)
+    check_segment_size(options.segment_size)
+    check_tolerance("window_tolerance", options.window_tolerance)
+    check_normalize(options.normalize, additive=additive)
+    check_choice("expectation", options.expectation, EXPECTATIONS)
+    check_scale(options.scale)
+    check_dropout("dropout_p", options.dropout_p)
+    if options.attn_mask is not None:
+        check_mask("attn_mask", options.attn_mask)
+        _check_broadcast("attn_mask", options.attn_mask, q, k)
+    if options.attn_bias is not None:
+        check_floats("attn_bias", options.attn_bias)
+        _check_broadcast("attn_bias", options.attn_bias, q, k)
+    _check_origin(options.segment_origin, q)
+
+
+def check_bool(name: str, value: object) -> None:
+    """Raise unless `value` is True or False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name}={quoted(value)} is not a bool; pass True or False")
+
+
+def check_number(name: str, value: object) -> None:
+    """Raise unless `value` is an int or a float, or a traced one."""
+    if isinstance(value, bool) or not isinstance(value, int | float | torch.SymInt | torch.SymFloat):
+        raise TypeError(f"{name}={quoted(value)} is not a number; pass an int or a float")
+
+
+def check_whole(name: str, value: object) -> None:
+    """Raise unless `value` is an int, or a traced one."""
+    if isinstance(value, bool) or not isinstance(value, int | torch.SymInt):
+        raise TypeError(f"{name}={quoted(value)} is not an integer")
+
+
+def check_tensor(name: str, x: object) -> None:
+    """Raise unless `x` is a dense tensor."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} is {_kind(x)}; pass a torch.Tensor")
+    if x.is_nested:
+        raise TypeError(
+            f"{name} is a nested tensor; pass a padded one (torch.nested.to_padded_tensor) and a mask"
+        )
+    if x.layout is not torch.strided:
+        raise TypeError(f"{name} is a {x.layout} tensor; pass {name}.to_dense()")
+
+
+def check_floats(name: str, x: object) -> None:
+    """Raise unless `x` is a dense tensor of a type that windows are computed in."""
+    check_tensor(name, x)
+    check_float_type(name, cast(Tensor, x).dtype)
+
+
+def check_float_type(name: str, dtype: object) -> None:
+    """Raise unless windows are computed in `dtype`."""
+    if dtype not in FLOATS:
+        raise TypeError(f"{name} is {quoted(dtype)}; pass {', '.join(map(str, FLOATS[:-1]))} or {FLOATS[-1]}")
+
+
+def check_mask(name: str, mask: object) -> None:
+    """Raise unless `mask` is a dense tensor of booleans."""
+    check_tensor(name, mask)
+    dtype = cast(Tensor, mask).dtype
+    if dtype != torch.bool:
+        raise TypeError(f"{name} is {dtype}; pass a boolean mask, True where a query may look")
+
+
+def check_positions(name: str, x: object) -> None:
+    """Raise unless `x` is a dense tensor of integers."""
+    check_tensor(name, x)
+    dtype = cast(Tensor, x).dtype
+    if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
+        raise TypeError(f"{name} is {dtype}; pass integers, the indices of keys")
+
+
+def check_not_traced() -> None:
+    """Raise under torch.jit.trace, which would keep the sizes and choices of one call for all."""
+    if not torch.compiler.is_compiling() and torch._C._get_tracing_state() is not None:
+        raise RuntimeError("torch.jit.trace cannot record window attention; use torch.export.export")
+
+
+def check_scale(scale: float | None) -> None:
+    """Raise unless `scale` is a number or None."""
+    if isinstance(scale, Tensor):
+        raise TypeError("scale is a tensor, which would have no gradient; multiply the queries by it instead")
+    if scale is not None:
+        check_number("scale", scale)
+
+
+def check_segment_size(segment_size: int) -> None:
+    """Raise unless `segment_size` is a whole number of keys, one or more."""
+    check_whole("segment_size", segment_size)
+    if segment_size < 1:
+        raise ValueError(f"segment_size={segment_size} is below 1, which stands for windows by token")
+
+
+def check_positive(name: str, value: int) -> None:
+    """Raise unless `value` is a whole number, one or more."""
+    check_whole(name, value)
+    if value < 1:
+        raise ValueError(f"{name}={value} is not positive")
+
+
+def check_dropout(name: str, value: float) -> None:
+    """Raise unless `value` is a probability."""
+    check_number(name, value)
+    if not 0.0 <= value <= 1.0:
+        raise ValueError(f"{name}={value} is not a probability between 0 and 1")
+
+
+def check_tolerance(name: str, value: float) -> None:
+    """Raise unless the tolerance is a number from 0 to below 1."""
+    check_number(name, value)
+    if not 0.0 <= value < 1.0:
+        raise ValueError(f"{name}={value} is not in 0 <= tolerance < 1; 0 keeps windows exact")
+
+
+def check_normalize(normalize: bool, *, additive: bool) -> None:
+    """Raise unless `normalize` is a truth value, and false for an additive window."""
+    check_bool("normalize", normalize)
+    if normalize and additive:
+        raise ValueError(
+            "normalize=True is for a multiplicative window; the weights of an additive one are a softmax, "
+            "which sums to one already"
+        )
+
+
+def _kind(value: object) -> str:
+    """Say of what type a value is."""
+    return "None" if value is None else f"of type {type(value).__name__}"
+
+
+def _check_device(name: str, x: Tensor, q: Tensor) -> None:
+    if x.device != q.device:
+        raise ValueError(f"{name} is on {x.device} and q is on {q.device}; move them to one device")
+
+
+def _check_broadcast(name: str, x: Tensor, q: Tensor, k: Tensor) -> None:
+    """Raise unless `x` is on the device of `q` and broadcasts to `[b h q k]`."""
+    _check_device(name, x, q)
+    full = [*q.shape[:3], k.shape[2]]
+    shape = list(x.shape)
+    if len(shape) > 4 or any(m != 1 and m != n for m, n in zip(shape[::-1], full[::-1], strict=False)):
+        raise ValueError(f"{name} has shape {shape}, which does not broadcast to [b, h, q, k] = {full}")
+
+
+def _check_origin(segment_origin: Tensor | None, q: Tensor) -> None:
+    """Raise unless the origin is one integer per sequence, on the device of `q`."""
+    if segment_origin is None:
+        return
+    check_positions("segment_origin", segment_origin)
+    if segment_origin.dim() != 1 or segment_origin.shape[0] != q.shape[0]:
+        raise ValueError(
+            f"segment_origin has shape {list(segment_origin.shape)}, not [batch] = [{q.shape[0]}]"
+        )
+    _check_device("segment_origin", segment_origin, q)

@@ -1,1 +1,0 @@
-"""Arrays in, pictures out: attention maps, learning curves and gains."""

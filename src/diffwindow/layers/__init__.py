@@ -1,1 +1,0 @@
-"""The other layers of a Transformer: embedding, residual blocks and the loss."""

@@ -1,1 +1,0 @@
-"""Scores: pure functions of what a model returned and what was right."""

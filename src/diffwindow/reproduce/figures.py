@@ -1,0 +1,114 @@
+"""The pictures of reports, and Figure 3: cross-attention of a window model and of a plain one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from diffwindow.data.store import Store
+from diffwindow.decoding.translate import Search, translate
+from diffwindow.models.translator import Translator
+from diffwindow.ops import WindowMaps
+from diffwindow.reproduce.findings import Finding
+from diffwindow.reproduce.table import LEARNING, SHOWN
+from diffwindow.special_tokens import BOS
+from diffwindow.tasks.trained_model import Trained
+from diffwindow.view.figures import (
+    COLUMNS,
+    Gain,
+    GainPanel,
+    LearningPanel,
+    Panel,
+    attention_figure,
+    gain_figure,
+    learning_figure,
+    save_figure,
+)
+
+
+def draw_figure_3(plain: Path, windowed: Path, store: Path, path: Path, *, row: int = 0) -> None:
+    """Draw the cross-attention of both models, averaged over heads, on a test sentence.
+
+    The layer is the last that has a window. The target is the window model's own translation, so that both
+    look from the same words.
+    """
+    rows = Store.open(store).split("test").sequences["source"]
+    ours, theirs = Trained.load(windowed), Trained.load(plain)
+    source = rows[row].tolist()
+    best = translate(cast(Translator, ours.model), ours.tokenizer, [source[:-1]], Search())[0][0]
+    target = ours.tokenizer.encode(best.text)
+    given, predicted = torch.tensor([[BOS, *target]]), [*ours.tokenizer.tokens(target), "</s>"]
+    layers = cast(Translator, ours.model).attention_maps(torch.tensor([source]), given)["Cr"]
+    others = cast(Translator, theirs.model).attention_maps(torch.tensor([source]), given)["Cr"]
+    windows = {number: maps for number, maps in enumerate(layers, 1) if isinstance(maps, WindowMaps)}
+    if not windows:
+        raise ValueError(f"{windowed} has no window in its cross-attention")
+    layer = max(windows)
+    panels = [
+        # two boundaries in one segment count twice there
+        Panel("window M (0 to 2)", _mean(windows[layer].window)),
+        Panel("our attention", _mean(windows[layer].weights)),
+        Panel("plain attention", _mean(others[layer - 1])),
+    ]
+    keys = [*ours.tokenizer.tokens(source[:-1]), "</s>"]
+    title = f"cross-attention of layer {layer}, mean over heads"
+    names = ("translation", "source")
+    save_figure(attention_figure(panels, queries=predicted, keys=keys, names=names, title=title), path)
+
+
+def _mean(maps: Any) -> NDArray[Any]:
+    """Average a map over heads."""
+    mean: NDArray[Any] = np.asarray(maps[0].mean(0))
+    return mean
+
+
+def draw_gains(finding: Finding, path: Path) -> bool:
+    """Draw one panel per column with a gain; return whether there was any."""
+    columns = [column for column in finding["columns"] if any(row["gain"] for row in column["rows"])]
+    if not columns:
+        return False
+    one_metric = len({column["metric"] for column in columns}) == 1
+    panels = [_gain_panel(column, finding["scale"]) for column in columns]
+    save_figure(gain_figure(panels, same_scale=one_metric and len(columns) > COLUMNS), path)
+    return True
+
+
+def draw_learning(finding: Finding, path: Path) -> bool:
+    """Draw the validations of one panel per column, means over seeds; return whether there were any."""
+    columns = [column for column in finding["columns"] if any(row["learning"] for row in column["rows"])]
+    if not columns:
+        return False
+    panels = [
+        LearningPanel(
+            title=f"{column['title']} ({finding['scale']}), validation",
+            axis=LEARNING[column["metric"]],
+            curves={row["label"]: row["learning"] for row in column["rows"]},
+            # the first perplexities are far above the rest
+            log_scale=column["metric"] != "accuracy",
+        )
+        for column in columns
+    ]
+    save_figure(learning_figure(panels), path)
+    return True
+
+
+def _gain_panel(column: Finding, scale: str) -> GainPanel:
+    unit, more_is_better = SHOWN[column["metric"]]
+    change = "gain in" if more_is_better else "reduction of"
+    gains = [
+        Gain(
+            row["label"],
+            row["gain"]["mean"],
+            row["interval"]["reach"] if row["interval"] else 0.0,
+            row["gain"]["count"],
+            row["paper_gain"],
+        )
+        for row in column["rows"]
+        if row["gain"]
+    ]
+    axis = f"{change} {unit.replace(', %', ' in points')} against {column['base']}"
+    return GainPanel(f"{column['title']} ({scale})", axis, gains)

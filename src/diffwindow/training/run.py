@@ -1,0 +1,387 @@
+"""Run: a folder with its config, corpus and origin; `train` trains it, from random or trained weights."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Self, cast
+
+import torch
+from torch import nn
+
+import diffwindow
+from diffwindow.console import lossy_stderr
+from diffwindow.data.corpora import recipe_of
+from diffwindow.data.prepare import open_or_prepare
+from diffwindow.data.recipe import Recipe
+from diffwindow.data.store import Store, corpus_hashes, is_store
+from diffwindow.files import (
+    LOCK,
+    check_folder_place,
+    locked,
+    make_folder,
+    read_json,
+    write_atomically,
+    write_json,
+)
+from diffwindow.models.added_windows import add_windows, window_plan
+from diffwindow.models.pretrained import TOKENIZER, average_pretrained, read_fields
+from diffwindow.models.weights import MANIFEST, verify
+from diffwindow.notation import parse
+from diffwindow.progress import SILENT, Progress, show_progress
+from diffwindow.tasks.model_folder import TASK
+from diffwindow.tasks.presets import DECIDED_ELSEWHERE
+from diffwindow.tasks.registry import TASKS, AnyTask, model_config, task_of
+from diffwindow.tasks.task import Task
+from diffwindow.tasks.trained_model import Trained, model_folder
+from diffwindow.training.checkpoints import (
+    CHECKPOINTS,
+    CONFIG,
+    CURVES,
+    LOG,
+    MODEL,
+    ORIGIN,
+    STORE,
+    Checkpoints,
+    write_checkpoint,
+)
+from diffwindow.training.config import Config, Draft, checked, differences
+from diffwindow.training.distributed import World, connected
+from diffwindow.training.failures import Interrupted
+from diffwindow.training.logs import read_records
+from diffwindow.training.trainer import Trainer
+from diffwindow.training.updater import pick_precision
+from diffwindow.view.figures import draw_curves
+
+# keys that may change when a run resumes: none of them changes an update that is already made
+FREE = (
+    *("train.max_updates", "train.save_every", "train.keep_last", "train.patience"),
+    *("train.device", "train.accumulate", "train.compile", "data.path"),
+)
+PACKAGES = ("torch", "numpy", "tokenizers", "safetensors", "sacrebleu", "pydantic")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder and its config."""
+
+    folder: Path
+    config: Config
+
+    @classmethod
+    def open(cls, folder: Path) -> Self:
+        """Open a run folder."""
+        path = folder / CONFIG
+        if not path.is_file():
+            raise ValueError(f"{folder} is not a run folder (no {CONFIG}); `diffwindow train` makes one")
+        return cls(folder, checked(Draft(read_json(path), str(path))))
+
+    @classmethod
+    def start(cls, folder: Path, config: Config, *, resume: bool) -> Self:
+        """Make a run folder, or resume one; raise if that would change or replace what is trained."""
+        begun = _begun(folder)
+        if begun and not resume:
+            raise ValueError(f"{folder} holds a run; choose another folder, or resume it")
+        if (begun or (folder / STORE).exists()) and (folder / CONFIG).exists():
+            cls.open(folder)._check_change(config, begun=begun)
+        if begun and not _has_checkpoints(folder):
+            raise ValueError(
+                f"{folder} has a model but no checkpoint to go on from; choose another folder, or remove "
+                f"{folder / MODEL} to start again"
+            )
+        make_folder(folder)
+        write_json(folder / CONFIG, config.model_dump(mode="json"))
+        return cls(folder, config)
+
+    def _check_change(self, config: Config, *, begun: bool) -> None:
+        """Raise if a config differs from the run's own in a key that may not change."""
+        for name, (before, now) in differences(self.config, config).items():
+            # before its first checkpoint, a run has nothing but its corpus
+            if name not in FREE and (begun or name.startswith("data.")):
+                raise ValueError(
+                    f"{self.folder} was started with {name}={before!r}, not {now!r}; choose another folder"
+                )
+            if name == "data.path" and not begun and now and not is_store(Path(now)):
+                raise ValueError(
+                    f"{self.folder / STORE} was prepared from {before}, not {now}; remove it, or choose "
+                    "another folder"
+                )
+            schedule = config.train.schedule
+            if begun and name == "train.max_updates" and schedule in ("linear", "cosine"):
+                raise ValueError(
+                    f"{self.folder}: the {schedule} schedule ends at train.max_updates={before}; "
+                    "it cannot be extended"
+                )
+
+    def open_store(self, data: Path | None = None) -> Store:
+        """Open the corpus that the run was trained on, or another store; raise if the former was replaced."""
+        path = data or self._store_path()
+        if not path.is_dir():
+            raise ValueError(f"the corpus of {self.folder} is not at {path}; give its folder")
+        store = Store.open(path)
+        if store.task != self.config.task.kind:
+            raise ValueError(f"{path} is for {store.task}, but {self.folder} is for {self.config.task.kind}")
+        if data is None and _begun(self.folder):
+            self._check_origin(store)
+        return store
+
+    def prepare_store(self, *, progress: Progress = SILENT) -> None:
+        """Prepare the run's store from raw files or the generator, unless it exists."""
+        path, start = self._store_path(), self.config.start
+        open_or_prepare(
+            path,
+            self._recipe,
+            # a fine-tuned model keeps its vocabulary
+            tokenizer=model_folder(Path(start)) / TOKENIZER if start and not path.exists() else None,
+            progress=progress,
+        )
+
+    def _recipe(self) -> Recipe:
+        data = self.config.data
+        if not data.corpus:
+            raise ValueError(
+                f"data.path={data.path} is not a prepared store; prepare one, or set data.corpus"
+            )
+        raw = Path(data.path) if data.path else None
+        return recipe_of(data.corpus, raw, rows=data.rows, seed=data.seed)
+
+    def task(self, store: Store) -> AnyTask:
+        """Return the run's task on a store."""
+        return task_of(store, model_config(store, self.config.model_options), self.config.task.options)
+
+    def record_origin(self, store: Store) -> None:
+        """Record versions and corpus, unless a run that is resumed did."""
+        path = self.folder / ORIGIN
+        if not (path.exists() and _begun(self.folder)):
+            write_json(path, {"corpus": _identity(store), "command": sys.argv, **versions()})
+
+    def _check_origin(self, store: Store) -> None:
+        """Raise if the run recorded another corpus."""
+        path = self.folder / ORIGIN
+        if not path.exists():
+            return
+        corpus, recorded = _identity(store), read_json(path).get("corpus", {})
+        if not isinstance(recorded, dict):
+            raise ValueError(f"{path} is damaged: its corpus is {recorded!r}; delete it to go on without")
+        # older runs recorded no labels
+        before = {"labels": corpus["labels"]} | recorded
+        for name, what in (("tokenizer", "vocabulary"), ("splits", "text"), ("labels", "list of labels")):
+            if before.get(name) != corpus[name]:
+                raise ValueError(
+                    f"{store.folder} has another {what} than the corpus that {self.folder} was trained "
+                    "on; put that back, or name another corpus or another run folder"
+                )
+
+    def average(self, last: int, target: Path) -> list[int]:
+        """Write the average of the last checkpoints to a model folder; return their updates.
+
+        Each checkpoint is verified first. The average replaces a model that is at `target` already.
+        """
+        checkpoints = Checkpoints(self.folder / CHECKPOINTS)
+        updates = checkpoints.scheduled(self.config.train.save_every)
+        if len(updates) < last:
+            raise ValueError(
+                f"{self.folder} has {len(updates)} checkpoints, not {last}; average fewer, or train with a "
+                "greater train.keep_last"
+            )
+        check_folder_place(target)
+        if target.exists() and any(target.iterdir()) and not _is_model_of_a_run(target):
+            raise ValueError(f"{target} holds something other than the model of a run; choose another folder")
+        paths = [checkpoints.path(update) for update in updates[-last:]]
+        for path in paths:
+            verify(path)
+
+        def save(folder: Path) -> None:
+            average_pretrained(paths, folder)
+            # the same in every checkpoint
+            write_atomically(folder / TASK, (paths[-1] / TASK).read_bytes())
+
+        write_checkpoint(target, save, {}, {"updates": updates[-last:]})
+        return updates[-last:]
+
+    def _store_path(self) -> Path:
+        given = self.config.data.path
+        if given and is_store(Path(given)):
+            return Path(given)
+        return self.folder / STORE
+
+
+def _identity(store: Store) -> dict[str, Any]:
+    """Return what tells a corpus from another: hashes of its tokenizer and splits, its labels."""
+    return {**corpus_hashes(store.manifest), "labels": list(store.labels)}
+
+
+def _begun(folder: Path) -> bool:
+    """Return whether a folder holds anything that was trained."""
+    return _has_checkpoints(folder) or (folder / MODEL).exists()
+
+
+def _has_checkpoints(folder: Path) -> bool:
+    return bool(Checkpoints(folder / CHECKPOINTS).updates())
+
+
+def versions() -> dict[str, Any]:
+    """Return the versions of the packages, the platform, and the commit if the source is a git checkout."""
+    packages: dict[str, str | None] = {
+        "diffwindow": diffwindow.__version__,
+        "python": platform.python_version(),
+    }
+    for package in PACKAGES:
+        try:
+            packages[package] = version(package)
+        except PackageNotFoundError:
+            packages[package] = None
+    return {"versions": packages, "platform": platform.platform(), "commit": _commit()}
+
+
+def _commit() -> str | None:
+    source = Path(diffwindow.__file__).parent
+    command = ["git", "-C", str(source), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None if done.returncode == 0 else None
+
+
+def _is_model_of_a_run(folder: Path) -> bool:
+    """Return whether a run wrote this folder; one that `save_pretrained` wrote to may hold other files."""
+    return (folder / MANIFEST).is_file() and not verify(folder).keys().isdisjoint(("update", "updates"))
+
+
+def train(config: Config, folder: Path, *, resume: bool = True, progress: Progress | None = None) -> Path:
+    """Train in a run folder, from its newest checkpoint if it has one; return the final model's folder.
+
+    Progress is shown on stderr unless `progress` is given; only rank 0 shows it.
+    """
+    with lossy_stderr(), connected(config.train.device) as world, ExitStack() as stack:
+        progress = progress or stack.enter_context(show_progress()) if world.main else SILENT
+        with world.together():
+            # before a long preparation, not after it
+            pick_precision(config.train.precision, world.device)
+            # rank 0 prepares and verifies what the others open
+            if world.main:
+                stack.enter_context(_locked_folder(folder))
+                run = Run.start(folder, config, resume=resume)
+                run.prepare_store(progress=progress)
+                prepared = run.open_store()
+                run.record_origin(prepared)
+                for split in {"train", "valid"} & prepared.splits.keys():
+                    prepared.split(split)
+        world.check_shared(folder)
+        with world.together():
+            run = Run(folder, config)
+            store = run.open_store()
+            _make_deterministic(config, world)
+            task = run.task(store)
+            # a checkpoint would replace the weights of the start
+            resumes = bool(Checkpoints(folder / CHECKPOINTS).updates())
+            start = None if resumes or config.start is None else Path(config.start)
+            build = task.build_model if start is None else partial(starting_model, task, start)
+        try:
+            model = Trainer(cast(Task[Any], task), config.train, folder, world, progress, build=build).fit()
+        except Interrupted:
+            _draw_curves(folder, world, progress)
+            raise
+        _draw_curves(folder, world, progress)
+        return model
+
+
+@contextmanager
+def _locked_folder(folder: Path) -> Iterator[None]:
+    """Make the run folder, and keep other runs out of it; leave no trace of a run that is refused."""
+    before = {path.name for path in folder.iterdir()} if folder.is_dir() else None
+    make_folder(folder)
+    with locked(folder):
+        try:
+            yield
+        except (ValueError, OSError):
+            written = {path.name for path in folder.iterdir()} - (before or set())
+            # a corpus or a log is worth keeping, and then so is the config
+            if written <= {CONFIG, ORIGIN, LOCK}:
+                for name in written:
+                    (folder / name).unlink()
+                if before is None:
+                    folder.rmdir()
+            raise
+
+
+def _draw_curves(folder: Path, world: World, progress: Progress) -> None:
+    """Draw the learning curves, if that can be done: the run has ended well without them."""
+    if not world.main:
+        return
+    try:
+        draw_curves(read_records(folder / LOG), folder / CURVES)
+    except (OSError, ValueError) as error:
+        progress.note(f"there is no picture of the learning curves: {error}")
+
+
+def _make_deterministic(config: Config, world: World) -> None:
+    """Use deterministic kernels on a GPU; those of the CPU are deterministic anyway."""
+    if config.train.deterministic and world.device.startswith("cuda"):
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True, warn_only=True)
+
+
+# fields of a model's config that may differ from those of the model to start from
+FREE_FIELDS = {"dropout", "attention_dropout", "activation_dropout", "init", "window_tolerance"}
+# the weights of a classifier with a row per class
+HEAD = ("output.weight", "output.bias")
+
+
+def follow_start(draft: Draft) -> None:
+    """Take the model's fields from the trained model that `start` names, unless they are set.
+
+    Windows that the attention adds to a plain model start without effect: a multiplicative one gets a gate.
+    """
+    fields: dict[str, Any] = read_fields(model_folder(Path(draft.values["start"])))
+    task = draft.values.get("task", {}).get("kind")
+    if task in TASKS:
+        wanted = TASKS[task][1].model_fields["model"].default
+        if fields.get("model", wanted) != wanted:
+            raise ValueError(f"start={draft.values['start']} holds a {fields['model']}, not a {wanted}")
+    model = draft.values.setdefault("model", {})
+    for name, value in fields.items():
+        if name not in DECIDED_ELSEWHERE and ("model", name) not in draft.places:
+            model[name] = value
+    trained = fields.get("attention", "Global")
+    if ("attention",) not in draft.places:
+        draft.values["attention"] = trained
+    elif parse(trained) != (plan := parse(str(draft.values["attention"]))):
+        if parse(trained).terms:
+            raise ValueError(
+                f"{draft.place(('attention',))}: the model to start from has attention={trained!r}; "
+                "windows can only be added to a plain model"
+            )
+        gated = window_plan(plan, layers=None, boundary_dim=None, init="identity")
+        draft.values["attention"] = str(gated)
+
+
+def starting_model(task: AnyTask, start: Path) -> nn.Module:
+    """Return the task's model with the weights of a trained one; added windows do not change its outputs."""
+    trained = Trained.load(start)
+    # raises unless the vocabulary is the same
+    trained.task(task.store)
+    source, config, classes = trained.model, task.config, trained.classes_of(task.store)
+    free = FREE_FIELDS | {"attention"} | ({"num_classes"} if classes else set())
+    for name in type(config).model_fields:
+        before, now = getattr(source.config, name, None), getattr(config, name)
+        if before != now and name not in free:
+            raise ValueError(f"model.{name}={now!r}, but the model of {start} has {before!r}; leave it out")
+    model = task.build_model()
+    if source.config.attention != config.attention:
+        add_windows(source, config.attention)
+    weights = source.state_dict()
+    if classes:
+        # the rows of the labels that the corpus has, in its order
+        weights |= {name: weights[name][list(classes)] for name in HEAD}
+    model.load_state_dict(weights)
+    return model
