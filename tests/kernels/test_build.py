@@ -177,7 +177,7 @@ def test_a_read_only_cache_falls_back(cache, monkeypatch):
     def refuse(folder: Path) -> None:
         raise PermissionError(13, "Read-only file system", str(folder))
 
-    monkeypatch.setattr(build.storage, "make_private", refuse)
+    monkeypatch.setattr(build, "make_private", refuse)
     _check_fallback(monkeypatch, "Read-only file system")
 
 
