@@ -13,14 +13,14 @@ from diffwindow.notation import (
     NotationError,
     Plan,
     Term,
-    parse,
+    parse_attention,
 )
 
 BEST = "Enc(AW)-Cr(AW,Seg)-Dec(MW)"
 
 
 def test_the_best_model_of_the_paper():
-    plan = parse(BEST)
+    plan = parse_attention(BEST)
     assert plan.attentions("Enc", 6) == (Attention("AW"),) * 3 + (GLOBAL,) * 3
     assert plan.attentions("Cr", 6) == (Attention("AW", segment_size=5),) * 3 + (GLOBAL,) * 3
     assert plan.attentions("Dec", 6) == (Attention("MW"),) * 3 + (GLOBAL,) * 3
@@ -30,7 +30,7 @@ def test_the_best_model_of_the_paper():
 
 @pytest.mark.parametrize(("num_layers", "windowed"), [(1, 1), (2, 1), (3, 2), (5, 3), (6, 3)])
 def test_the_default_is_the_first_half_rounded_up(num_layers, windowed):
-    layers = parse("Enc(AW)").attentions("Enc", num_layers)
+    layers = parse_attention("Enc(AW)").attentions("Enc", num_layers)
     assert [attention.kind for attention in layers] == ["AW"] * windowed + ["Global"] * (
         num_layers - windowed
     )
@@ -54,11 +54,11 @@ def test_the_default_is_the_first_half_rounded_up(num_layers, windowed):
     ],
 )
 def test_canonical_form(text, canonical):
-    assert str(parse(text)) == canonical
+    assert str(parse_attention(text)) == canonical
 
 
 def test_layers_of_several_terms():
-    plan = parse("Enc(AW)@1-2-Enc(Rel)@4")
+    plan = parse_attention("Enc(AW)@1-2-Enc(Rel)@4")
     assert [str(attention) for attention in plan.attentions("Enc", 4)] == ["AW", "AW", "Global", "Rel"]
     assert plan.attentions("Dec", 2) == (GLOBAL, GLOBAL)
 
@@ -83,7 +83,7 @@ def test_print_and_parse_are_inverse(data):
     layers = st.none() | st.just("all") | ranges
     terms = [Term(role, data.draw(attentions(role)), data.draw(layers)) for role in ROLES if role in roles]
     plan = Plan(tuple(terms))
-    assert parse(str(plan)) == plan
+    assert parse_attention(str(plan)) == plan
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_print_and_parse_are_inverse(data):
 )
 def test_errors_point_at_the_place(text, column, message):
     with pytest.raises(NotationError) as caught:
-        parse(text)
+        parse_attention(text)
     reason, quoted, caret = str(caught.value).split("\n")
     assert message in reason
     assert quoted == "  " + text
@@ -129,14 +129,14 @@ def test_errors_point_at_the_place(text, column, message):
 
 def test_layers_beyond_the_model_are_an_error():
     with pytest.raises(ValueError, match=r"Enc\(AW\)@1-4 names layer 3, but the model has 2 Enc layers"):
-        parse("Enc(AW)@1-4").attentions("Enc", 2)
+        parse_attention("Enc(AW)@1-4").attentions("Enc", 2)
     with pytest.raises(ValueError, match="gives Enc layer 2 two attentions"):
-        parse("Enc(AW)-Enc(MW)@2").attentions("Enc", 4)
+        parse_attention("Enc(AW)-Enc(MW)@2").attentions("Enc", 4)
 
 
 def test_segments_in_a_decoder_are_allowed_with_a_warning():
     with pytest.warns(UserWarning, match="no segments in decoder self-attention"):
-        plan = parse("Dec(MW,Seg)")
+        plan = parse_attention("Dec(MW,Seg)")
     assert plan.attentions("Dec", 1) == (Attention("MW", segment_size=5),)
 
 
@@ -145,24 +145,24 @@ def test_options_and_kinds_have_distinct_names():
 
 
 def test_a_window_may_have_relative_positions_of_its_own():
-    assert str(parse("Enc(AW, Seg, Dist=16)-Dec(MW,Dist=4)")) == "Enc(AW,Seg,Dist)-Dec(MW,Dist=4)"
-    assert parse("Enc(AW,Dist)").attentions("Enc", 1)[0].relative_size == 16
+    assert str(parse_attention("Enc(AW, Seg, Dist=16)-Dec(MW,Dist=4)")) == "Enc(AW,Seg,Dist)-Dec(MW,Dist=4)"
+    assert parse_attention("Enc(AW,Dist)").attentions("Enc", 1)[0].relative_size == 16
     with pytest.raises(NotationError, match="two sequences have no distance"):
-        parse("Cr(AW,Dist)")
+        parse_attention("Cr(AW,Dist)")
 
 
 @pytest.mark.parametrize("kind", ["Fox", "Stick"])
 def test_causal_kinds_are_for_decoders_alone(kind):
-    assert str(parse(f"Dec({kind})@all")) == f"Dec({kind})@all"
+    assert str(parse_attention(f"Dec({kind})@all")) == f"Dec({kind})@all"
     with pytest.raises(NotationError, match="for Dec and not for Enc"):
-        parse(f"Enc({kind})")
+        parse_attention(f"Enc({kind})")
 
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: parse(3), TypeError, "a notation is a str, as 'Enc(AW)', not 3"),
+        (lambda: parse_attention(3), TypeError, "a notation is a str, as 'Enc(AW)', not 3"),
         (lambda: Plan("Enc(AW)"), TypeError, "terms='Enc(AW)' is not a tuple of Term"),
         (lambda: Term("Enc", "AW"), TypeError, "attention='AW' is not an Attention"),
         (lambda: Term("enc", Attention("AW")), ValueError, "did you mean 'Enc'?"),

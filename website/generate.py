@@ -209,7 +209,7 @@ The number after `=` is the default of a kind that has one. [Models](models.md#a
 {table(("option", "meaning", "argument of WindowAttention"), options)}
 
 `Seg` alone is `Seg={notation.SEGMENT_SIZE}` and `Dist` alone `Dist={notation.RELATIVE_SIZE}`; `Dim` needs its
-number. In Python, [`parse`](api/notation.md) reads a notation and `Plan` holds it.
+number. In Python, [`parse_attention`](api/notation.md) reads a notation and `Plan` holds it.
 """
 
 

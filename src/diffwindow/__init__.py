@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from diffwindow.models.classifier import Classifier, ClassifierConfig
     from diffwindow.models.language_model import LanguageModel, LanguageModelConfig
     from diffwindow.models.translator import Translator, TranslatorConfig
-    from diffwindow.notation import Plan, parse
+    from diffwindow.notation import Plan, parse_attention
     from diffwindow.ops import (
         Boundaries,
         WindowMaps,
@@ -41,7 +41,7 @@ _HOMES = {
     "capture": "view.capture",
     "load": "inference.model",
     "multiplicative_window_attention": "ops",
-    "parse": "notation",
+    "parse_attention": "notation",
     "remove_windows": "models.added_windows",
     "window_maps": "ops",
 }
@@ -62,7 +62,7 @@ __all__ = [
     "capture",
     "load",
     "multiplicative_window_attention",
-    "parse",
+    "parse_attention",
     "remove_windows",
     "window_maps",
 ]

@@ -34,7 +34,7 @@ __all__ = [
     "Plan",
     "Role",
     "Term",
-    "parse",
+    "parse_attention",
 ]
 
 
@@ -51,7 +51,7 @@ class Term:
         check_choice("role", self.role, ROLES)
         if not isinstance(self.attention, Attention):
             raise TypeError(
-                f"attention={quoted(self.attention)} is not an Attention; parse makes one of text"
+                f"attention={quoted(self.attention)} is not an Attention; parse_attention reads one from text"
             )
         if self.layers is None or self.layers == "all":
             return
@@ -79,7 +79,7 @@ class Term:
 class Plan:
     """The terms of a notation, in canonical order; `str(plan)` is the canonical text.
 
-    >>> plan = parse("Dec(MW) - Enc(AW, Seg=5)@1-2")
+    >>> plan = parse_attention("Dec(MW) - Enc(AW, Seg=5)@1-2")
     >>> str(plan)
     'Enc(AW,Seg)@1-2-Dec(MW)'
     >>> [str(attention) for attention in plan.attentions("Dec", num_layers=3)]
@@ -91,7 +91,9 @@ class Plan:
     def __post_init__(self) -> None:
         """Raise unless the terms are a tuple of them."""
         if not (isinstance(self.terms, tuple) and all(isinstance(term, Term) for term in self.terms)):
-            raise TypeError(f"terms={quoted(self.terms)} is not a tuple of Term; parse makes a plan of text")
+            raise TypeError(
+                f"terms={quoted(self.terms)} is not a tuple of Term; parse_attention reads a plan from text"
+            )
 
     def attentions(self, role: Role, num_layers: int) -> tuple[Attention, ...]:
         """Return the attention of each layer of a role."""
@@ -120,7 +122,7 @@ class NotationError(ValueError):
         super().__init__(f"{reason}\n  {text}\n  {' ' * position}^")
 
 
-def parse(text: str) -> Plan:
+def parse_attention(text: str) -> Plan:
     """Read a notation; a mistake raises a NotationError with a caret under it and a suggestion."""
     if not isinstance(text, str):
         raise TypeError(f"a notation is a str, as 'Enc(AW)', not {quoted(text)}")

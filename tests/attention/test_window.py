@@ -12,7 +12,7 @@ from diffwindow import Classifier, ClassifierConfig, WindowAttention, functional
 from diffwindow.attention.kinds import build_attention
 from diffwindow.attention.visibility import Visibility
 from diffwindow.attention.window import watched
-from diffwindow.notation import parse
+from diffwindow.notation import parse_attention
 from diffwindow.view.capture import capture
 
 WINDOWS = ["additive", "multiplicative"]
@@ -692,12 +692,12 @@ def test_a_normalised_window_of_bf16_stays_near_fp32():
 
 
 def test_the_notation_and_the_config_build_it():
-    attention = parse("Enc(MW,Norm)").terms[0].attention
+    attention = parse_attention("Enc(MW,Norm)").terms[0].attention
     module = build_attention(attention, 8, 2, window_tolerance=0.1)
     assert (module.normalize, module.window_tolerance) == (True, 0.1)
     assert "window_tolerance=0.1, normalize=True" in repr(module)
     # a tolerance is for windows: plain attention has none
-    build_attention(parse("Enc(Rel)").terms[0].attention, 8, 2, window_tolerance=0.1)
+    build_attention(parse_attention("Enc(Rel)").terms[0].attention, 8, 2, window_tolerance=0.1)
 
 
 def test_a_trace_shows_what_the_model_computes():

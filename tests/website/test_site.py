@@ -11,7 +11,7 @@ from website.doctests import fenced
 
 ROOT = Path(__file__).parents[2]
 HOME = "# Home\n\n[the other](other.md#there)\n\n$\\phi_l$ and\n\n$$\nM = F \\odot G\n$$\n"
-OTHER = "# Other\n\n## There\n\n[`parse`][diffwindow.notation.parse]\n\n::: diffwindow.notation.parse\n"
+OTHER = "# Other\n\n## There\n\n[`Plan`][diffwindow.notation.Plan]\n\n::: diffwindow.notation.Plan\n"
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from diffwindow.attention.window import WindowAttention
 from diffwindow.checks import check_positive
 from diffwindow.messages import check_choice
 from diffwindow.models.pretrained import PretrainedModel
-from diffwindow.notation import KINDS, Attention, Plan, Role, parse
+from diffwindow.notation import KINDS, Attention, Plan, Role, parse_attention
 
 WindowInit = Literal["identity", "paper"]
 WINDOW_INITS: tuple[str, ...] = get_args(WindowInit)
@@ -110,7 +110,7 @@ def window_plan(
     check_choice("init", init, WINDOW_INITS)
     if boundary_dim is not None:
         check_positive("boundary_dim", boundary_dim)
-    plan = attention if isinstance(attention, Plan) else parse(attention)
+    plan = attention if isinstance(attention, Plan) else parse_attention(attention)
     if not plan.terms:
         raise ValueError(f"{plan} names no window; name one, as Enc(AW)")
     terms = []

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from diffwindow.attention.base import Init, Rotary, check_heads
 from diffwindow.messages import did_you_mean, quoted
 from diffwindow.models.layers import AttentionBlock, LayerOptions, Norm, Positions
-from diffwindow.notation import Attention, Plan, Role, parse
+from diffwindow.notation import Attention, Plan, Role, parse_attention
 
 # no model is larger; a config that says so is damaged, and would take hours or all memory to build
 Size = Annotated[int, Field(ge=1, le=1 << 24)]
@@ -71,7 +71,7 @@ class ModelConfig(BaseModel):
         # The notation's warnings were given when the config was made.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return parse(self.attention)
+            return parse_attention(self.attention)
 
     @property
     def layer_options(self) -> LayerOptions:
@@ -103,7 +103,7 @@ class ModelConfig(BaseModel):
     @field_validator("attention")
     @classmethod
     def _canonical(cls, text: str) -> str:
-        return str(parse(text))
+        return str(parse_attention(text))
 
     @model_validator(mode="after")
     def _consistent(self) -> "ModelConfig":

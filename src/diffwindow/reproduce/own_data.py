@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from diffwindow.notation import parse
+from diffwindow.notation import parse_attention
 from diffwindow.reproduce.jobs import Job, jobs_of
 from diffwindow.reproduce.scales import Experiment, Scale
 from diffwindow.reproduce.table import PLAIN, Column, Metric, Row, Table
@@ -65,7 +65,7 @@ def row_of(key: str) -> Row:
         if not name.isidentifier() or not value:
             raise ValueError(f"--rows: {setting!r} of {key!r} is no setting of a model, as positions=rotary")
         overrides.append(f"model.{name}={value}")
-    row = Row("", str(parse(notation)), tuple(overrides))
+    row = Row("", str(parse_attention(notation)), tuple(overrides))
     return replace(row, label=row.key)
 
 

@@ -35,7 +35,7 @@ from diffwindow.files import (
 from diffwindow.models.added_windows import add_windows, window_plan
 from diffwindow.models.pretrained import TOKENIZER, average_pretrained, read_fields
 from diffwindow.models.weights import MANIFEST, verify
-from diffwindow.notation import parse
+from diffwindow.notation import parse_attention
 from diffwindow.progress import SILENT, Progress, show_progress
 from diffwindow.tasks.model_folder import TASK
 from diffwindow.tasks.presets import DECIDED_ELSEWHERE
@@ -355,8 +355,8 @@ def follow_start(draft: Draft) -> None:
     trained = fields.get("attention", "Global")
     if ("attention",) not in draft.places:
         draft.values["attention"] = trained
-    elif parse(trained) != (plan := parse(str(draft.values["attention"]))):
-        if parse(trained).terms:
+    elif parse_attention(trained) != (plan := parse_attention(str(draft.values["attention"]))):
+        if parse_attention(trained).terms:
             raise ValueError(
                 f"{draft.place(('attention',))}: the model to start from has attention={trained!r}; "
                 "windows can only be added to a plain model"
