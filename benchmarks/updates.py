@@ -15,7 +15,7 @@ import torch
 
 from attention import interleave
 from diffwindow.data.batching import TokenBatches
-from diffwindow.tasks.trained_model import Trained
+from diffwindow.tasks.model_folder import ModelFolder
 from diffwindow.training.distributed import World
 from diffwindow.training.loader import BatchLoader
 from diffwindow.training.run import Run
@@ -24,7 +24,7 @@ from diffwindow.training.updater import Updater
 
 def make_update(folder: Path, *, batches: int = 4) -> Callable[[], None]:
     """Return a function that makes an update of a run's model, each time with the next of some batches."""
-    run, trained, world = Run.open(folder), Trained.load(folder), World()
+    run, trained, world = Run.open(folder), ModelFolder.read(folder), World()
     config = run.config.train
     task = run.task(run.open_store())
     sampler = TokenBatches(

@@ -103,7 +103,7 @@ figure.savefig("watch_a_window.png", dpi=120)
 
 # %%
 test = list(agreement(500, part="test"))
-predictions = diffwindow.load(run).classify([example.text for example in test])
+predictions = diffwindow.load(run).predict([example.text for example in test])
 right = sum(
     prediction.label == ["singular", "plural"][example.label]
     for prediction, example in zip(predictions, test, strict=True)

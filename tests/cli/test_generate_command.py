@@ -3,7 +3,7 @@
 from diffwindow.decoding import generate as generating
 from diffwindow.inference.model import LoadedModel
 from diffwindow.special_tokens import BOS, EOS
-from diffwindow.tasks.trained_model import Trained
+from diffwindow.tasks.model_folder import ModelFolder
 
 
 def test_generate_continues_the_prompt_the_same_for_a_seed(run, runs):
@@ -23,7 +23,7 @@ def test_a_line_end_in_a_sample_does_not_break_its_line(run, runs, monkeypatch):
 
 
 def test_generation_reads_and_writes_as_the_corpus_was_prepared(runs, monkeypatch):
-    trained = Trained.load(runs / "language")
+    trained = ModelFolder.read(runs / "language")
     start, opened = generating.continuation_start, []
 
     def recording(model, prompt, *, limit):

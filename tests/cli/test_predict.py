@@ -54,7 +54,7 @@ def test_mistakes_are_one_sentence(run, classifier, tmp_path):
     language = save_model(tmp_path / "language", "language")
     assert run("predict", language, typed=b"a")[0::2] == (
         2,
-        f"diffwindow: {language} holds a language model, which does not classify\n",
+        f"diffwindow: {language} holds a language model, which does not predict labels\n",
     )
     code, out, err = run("predict", classifier, typed=b"good\n\xff\n")
     assert (code, out, err) == (2, "", "diffwindow: stdin, line 2: not UTF-8 at byte 0\n")

@@ -9,8 +9,8 @@ from diffwindow.decoding.translate import Search
 from diffwindow.evaluation.evaluate import compare, evaluate
 from diffwindow.evaluation.windows import _fit, _measure, gold_windows, window_fits, window_panels
 from diffwindow.ops import WindowMaps
+from diffwindow.tasks.model_folder import ModelFolder
 from diffwindow.tasks.options import TaskOptions
-from diffwindow.tasks.trained_model import Trained
 from samples.tiny_tasks import of
 
 GREEDY = Search(beam=1)
@@ -18,8 +18,8 @@ GREEDY = Search(beam=1)
 
 def saved(task, folder, *, seed=0):
     torch.manual_seed(seed)
-    task.save(task.build_model(), folder)
-    return Trained.load(folder)
+    ModelFolder.of(task, task.build_model(), folder).write()
+    return ModelFolder.read(folder)
 
 
 def test_a_loaded_model_reads_its_corpus_as_it_was_trained_to(agreement_store, text_store, tmp_path):
@@ -167,27 +167,27 @@ def test_another_vocabulary_and_damaged_folders_are_refused(agreement_store, reo
     for damaged in ("{}", "[]", "{"):
         (tmp_path / "model/task.json").write_text(damaged)
         with pytest.raises(ValueError, match=r"task\.json is damaged"):
-            Trained.load(tmp_path / "model")
+            ModelFolder.read(tmp_path / "model")
     (tmp_path / "model/config.json").write_text("[]")
     with pytest.raises(ValueError, match=r"config\.json is damaged: it holds a list"):
-        Trained.load(tmp_path / "model")
+        ModelFolder.read(tmp_path / "model")
     with pytest.raises(ValueError, match="there is no folder"):
-        Trained.load(tmp_path / "nowhere")
+        ModelFolder.read(tmp_path / "nowhere")
     (tmp_path / "run/checkpoints").mkdir(parents=True)
     (tmp_path / "broken/model").mkdir(parents=True)
     with pytest.raises(ValueError, match=r"broken/model is damaged: it has no config\.json"):
-        Trained.load(tmp_path / "broken")
+        ModelFolder.read(tmp_path / "broken")
     with pytest.raises(ValueError, match="has no model yet"):
-        Trained.load(tmp_path / "run")
+        ModelFolder.read(tmp_path / "run")
     with pytest.raises(ValueError, match="neither a run folder nor a model folder"):
-        Trained.load(tmp_path / "run/checkpoints")
+        ModelFolder.read(tmp_path / "run/checkpoints")
 
 
 def test_a_model_without_a_record_does_not_take_another_models(agreement_store, tmp_path):
     saved(of(agreement_store, max_length=4), tmp_path / "model")
     saved(of(agreement_store), tmp_path / "other")
     (tmp_path / "other/task.json").unlink()
-    assert Trained.load(tmp_path / "other").options == TaskOptions()
+    assert ModelFolder.read(tmp_path / "other").record.options == TaskOptions()
 
 
 def test_every_task_shows_its_progress(agreement_store, text_store, reorder_store, tmp_path):

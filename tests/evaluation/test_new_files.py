@@ -8,9 +8,9 @@ from diffwindow.data.recipe import Recipe
 from diffwindow.decoding.translate import Search
 from diffwindow.evaluation.evaluate import evaluate, score_texts
 from diffwindow.evaluation.new_files import NewFiles, new_store
-from diffwindow.models.pretrained import TOKENIZER
+from diffwindow.models.model import TOKENIZER
+from diffwindow.tasks.model_folder import ModelFolder
 from diffwindow.tasks.registry import model_config, task_of
-from diffwindow.tasks.trained_model import Trained
 
 TINY = {"embed_dim": 16, "ffn_dim": 16, "num_heads": 2}
 SENTENCES = ["the keys are here", "a dog runs", "nothing at all , really", "the dog is here"]
@@ -27,8 +27,8 @@ def saved(recipe, folder, **languages):
     """Save an untrained model of a corpus, and open it again with its store."""
     store = prepare(recipe.adjusted(vocab_size=270, **languages), folder / "store")
     task = task_of(store, model_config(store, TINY))
-    task.save(task.build_model(), folder / "model")
-    return Trained.load(folder / "model"), store
+    ModelFolder.of(task, task.build_model(), folder / "model").write()
+    return ModelFolder.read(folder / "model"), store
 
 
 @pytest.fixture
@@ -104,14 +104,12 @@ def test_labels_of_a_store_are_matched_by_name(tmp_path):
     rows = ["text\tlabel", *(f"{text}\t{label}" for text, label in zip(SENTENCES, labels, strict=True))]
     trained, _ = saved(labelled_recipe({"train": write(tmp_path / "a.tsv", rows)}), tmp_path)
     few = write(tmp_path / "few.tsv", [row for row in rows if "good" not in row])
-    store = prepare(labelled_recipe({"test": few}), tmp_path / "few", tokenizer=trained.folder / TOKENIZER)
+    store = prepare(labelled_recipe({"test": few}), tmp_path / "few", tokenizer=trained.path / TOKENIZER)
     assert (store.labels, trained.classes_of(store)) == (("bad", "mixed"), (0, 2))
     found = evaluate(trained, trained.task(store), "test", Search()).metrics
     with new_store(trained, NewFiles(labels=few)) as same:
         assert found == evaluate(trained, trained.task(same), "test", Search()).metrics
     other = write(tmp_path / "other.tsv", [row.replace("mixed", "so so") for row in rows])
-    store = prepare(
-        labelled_recipe({"test": other}), tmp_path / "other", tokenizer=trained.folder / TOKENIZER
-    )
+    store = prepare(labelled_recipe({"test": other}), tmp_path / "other", tokenizer=trained.path / TOKENIZER)
     with pytest.raises(ValueError, match=r"has the label 'so so', but .* was trained with bad, good, mixed;"):
         trained.task(store)

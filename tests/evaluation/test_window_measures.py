@@ -124,7 +124,8 @@ def test_validations_log_the_shares(store, tmp_path):
     config = TrainConfig(
         max_updates=2, valid_every=1, log_every=1, warmup=0, device="cpu", window_penalty=0.1
     )
-    Trainer(task_with(store, 0.4), config, tmp_path, World()).fit()
+    task = task_with(store, 0.4)
+    Trainer(task, config, tmp_path, World(), save=lambda model, path: model.write_files(path)).fit()
     records = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     valid = [record for record in records if "keys_outside" in record]
     assert [record["update"] for record in valid] == [1, 2]

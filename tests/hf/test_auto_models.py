@@ -280,7 +280,7 @@ def test_a_pipeline_classifies_as_our_own(tmp_path):
     wrapped, fast = saved(model, tokenizer, tmp_path)
     pipe = transformers.pipeline("text-classification", model=wrapped, tokenizer=fast, device="cpu")
     found = pipe("the keys are", top_k=None)
-    (ours,) = load(tmp_path).classify(["the keys are"])
+    (ours,) = load(tmp_path).predict(["the keys are"])
     assert {one["label"]: one["score"] for one in found} == pytest.approx(
         {f"LABEL_{label}": probability for label, probability in ours.probabilities.items()}, abs=1e-5
     )

@@ -19,7 +19,7 @@ from diffwindow.inference.attention import (
 )
 from diffwindow.inference.model import LoadedModel
 from diffwindow.special_tokens import EOS
-from diffwindow.tasks.trained_model import Trained
+from diffwindow.tasks.model_folder import ModelFolder
 from diffwindow.view.trace import GoldSpan
 from samples.model_folders import SENTENCES, save_model
 
@@ -28,7 +28,7 @@ from samples.model_folders import SENTENCES, save_model
 def models(tmp_path_factory):
     root = tmp_path_factory.mktemp("models")
     return {
-        kind: Trained.load(save_model(root / kind, kind))
+        kind: ModelFolder.read(save_model(root / kind, kind))
         for kind in ("classifier", "plain", "translator", "language")
     }
 
@@ -98,7 +98,7 @@ def test_another_model_reads_the_same_ids_or_encodes_the_text_itself(models, tmp
     example = text_example(trained, "my old lamp")
     assert for_other(example, trained, models["plain"]) is example
     subwords = Tokenizer.train_bpe(SENTENCES, 300)
-    other = Trained.load(save_model(tmp_path / "other", "plain", tokenizer=subwords))
+    other = ModelFolder.read(save_model(tmp_path / "other", "plain", tokenizer=subwords))
     found = for_other(example, trained, other)
     assert other.tokenizer.decode(found.ids) == "my old lamp"
     assert found.ids != example.ids
@@ -110,7 +110,7 @@ def test_another_model_reads_the_same_ids_or_encodes_the_text_itself(models, tmp
 def test_rows_of_a_corpus_have_gold_spans(tmp_path):
     prepare(recipe_of("agreement", rows=20, seed=1), tmp_path / "store")
     store = Store.open(tmp_path / "store")
-    trained = Trained.load(save_model(tmp_path / "model", "classifier", tokenizer=store.tokenizer))
+    trained = ModelFolder.read(save_model(tmp_path / "model", "classifier", tokenizer=store.tokenizer))
     example = row_example(trained, store, "train", 3)
     row = store.split("train")
     first, last = (int(row.columns[name][3]) for name in ("subject_start", "verb_position"))
@@ -128,13 +128,13 @@ def test_rows_of_another_vocabulary_or_task_are_refused(models, tmp_path):
     store = Store.open(tmp_path / "store")
     with pytest.raises(ValueError, match=r"store has another vocabulary than .*classifier"):
         row_example(models["classifier"], store, "train", 3)
-    translator = Trained.load(save_model(tmp_path / "model", "translator", tokenizer=store.tokenizer))
+    translator = ModelFolder.read(save_model(tmp_path / "model", "translator", tokenizer=store.tokenizer))
     with pytest.raises(ValueError, match="is for classification, which a TranslatorConfig cannot do"):
         row_example(translator, store, "train", 3)
 
 
 def test_the_translation_is_that_of_the_search(tmp_path):
-    trained = Trained.load(save_model(tmp_path / "model", "translator", seed=1))
+    trained = ModelFolder.read(save_model(tmp_path / "model", "translator", seed=1))
     example = text_example(trained, "my lamp fell")
     targets = []
     for search in (Search(), Search(beam=1)):

@@ -8,7 +8,7 @@ import uvicorn
 
 from diffwindow.inference.attention import live_events
 from diffwindow.inference.server import bound_socket, create_app, server_config
-from diffwindow.tasks.trained_model import Trained
+from diffwindow.tasks.model_folder import ModelFolder
 from samples.browser import expect, launched, opened
 from samples.model_folders import save_model
 
@@ -20,7 +20,7 @@ def browser():
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory):
-    trained = Trained.load(save_model(tmp_path_factory.mktemp("live") / "translator", "translator"))
+    trained = ModelFolder.read(save_model(tmp_path_factory.mktemp("live") / "translator", "translator"))
     app = create_app(live_events(trained, None, most_tokens=20), label="A sentence", title="a model")
     server, listening = uvicorn.Server(server_config(app)), bound_socket("127.0.0.1", 0)
     thread = threading.Thread(target=server.run, args=([listening],))

@@ -27,9 +27,9 @@ def folders(tmp_path_factory):
     return made
 
 
-def test_classify_has_a_probability_for_each_label(folders):
+def test_predict_has_a_probability_for_each_label(folders):
     model = diffwindow.load(folders["classifier"])
-    found = model.classify(TEXTS)
+    found = model.predict(TEXTS)
     network, tokenizer = model.members[0].model, model.tokenizer
     for text, prediction in zip(TEXTS, found, strict=True):
         with torch.no_grad():
@@ -146,9 +146,9 @@ def test_attention_is_a_trace(folders):
         ),
         (
             ["translator"],
-            lambda m: m.classify(["a"]),
+            lambda m: m.predict(["a"]),
             ValueError,
-            "a translator, which does not classify",
+            "a translator, which does not predict labels",
         ),
         (["classifier"], lambda m: m.score(["a"]), ValueError, "holds a classifier, which does not score"),
         (

@@ -75,9 +75,9 @@ class MajorityTask:
         right = (logits.argmax(-1) == batch.labels).double().mean()
         return {"loss": float(F.cross_entropy(logits, batch.labels)), "accuracy": float(right)}
 
-    def save(self, model: nn.Module, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_weights(folder / "model.safetensors", model.state_dict(), "{}")
+
+def save(model: nn.Module, folder: Path) -> None:
+    write_weights(folder / "model.safetensors", model.state_dict(), "{}")
 
 
 DEFAULTS = TrainConfig(
@@ -102,7 +102,7 @@ def fit(
 ) -> Path:
     """Train in a folder, from where it stands."""
     folder.mkdir(parents=True, exist_ok=True)
-    return Trainer(task or MajorityTask(), settings(**changes), folder, world or World()).fit()
+    return Trainer(task or MajorityTask(), settings(**changes), folder, world or World(), save=save).fit()
 
 
 def outcome(folder: Path) -> dict[str, bytes]:

@@ -12,10 +12,10 @@ from diffwindow.data.tokenizer import Tokenizer
 from diffwindow.decoding.translate import Output
 from diffwindow.special_tokens import BOS, EOS, PAD
 from diffwindow.tasks import translation
+from diffwindow.tasks.model_folder import ModelFolder
 from diffwindow.tasks.options import TaskOptions
 from diffwindow.tasks.registry import model_config, task_of
 from diffwindow.tasks.task import sweep
-from diffwindow.tasks.trained_model import Trained
 from samples.tiny_tasks import of
 
 
@@ -68,7 +68,7 @@ def test_validation_is_the_mean_over_units_in_evaluation_mode(task):
 
 def test_a_saved_folder_gives_the_model_and_its_tokenizer_back(task, tmp_path):
     model = task.build_model()
-    task.save(model, tmp_path / "model")
+    ModelFolder.of(task, model, tmp_path / "model").write()
     loaded = type(model).from_pretrained(tmp_path / "model")
     assert all(torch.equal(loaded.state_dict()[name], value) for name, value in model.state_dict().items())
     assert loaded.config == task.config
@@ -83,9 +83,9 @@ def test_a_saved_folder_records_every_option(reorder_store, agreement_store, tex
         (text_store, {"block_size": 37}),
     ):
         task = of(store, **options)
-        task.save(task.build_model(), tmp_path / store.task)
-        loaded = Trained.load(tmp_path / store.task)
-        assert loaded.options == TaskOptions(**options)
+        ModelFolder.of(task, task.build_model(), tmp_path / store.task).write()
+        loaded = ModelFolder.read(tmp_path / store.task)
+        assert loaded.record.options == TaskOptions(**options)
         assert loaded.task(store) == task
 
 

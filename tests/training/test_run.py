@@ -13,10 +13,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from diffwindow.data.own_files import labelled_recipe
 from diffwindow.data.prepare import prepare
-from diffwindow.models.pretrained import TOKENIZER
+from diffwindow.models.model import TOKENIZER
 from diffwindow.progress import Progress
+from diffwindow.tasks.model_folder import ModelFolder
 from diffwindow.tasks.task import Loss
-from diffwindow.tasks.trained_model import Trained
 from diffwindow.training.failures import TrainingError, explained
 from diffwindow.training.overrides import resolve
 from diffwindow.training.run import Run, train
@@ -215,7 +215,7 @@ def pair(plain):
 
 def fine_tuned(plain, folder, *overrides, **values):
     train(resolve("reorder", [*SMALL[:1], *SHORT, *overrides], {"start": str(plain), **values}), folder)
-    return Trained.load(folder).model
+    return ModelFolder.read(folder).model
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_the_function_is_unchanged_where_the_run_starts(plain, tmp_path, pair, a
     # taken from the trained model, not from the preset
     assert model.config.embed_dim == 16
     with torch.no_grad():
-        expected, found = Trained.load(plain).model(*pair), model(*pair)
+        expected, found = ModelFolder.read(plain).model(*pair), model(*pair)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
@@ -245,7 +245,7 @@ def test_windows_learn_and_the_run_resumes_without_its_source(plain, tmp_path):
     assert any(gate.abs().max() > 0 for gate in gates)
     shutil.rmtree(source)
     train(resolve(str(run), ["train.max_updates=5"]), run)
-    assert Trained.load(run).model.config.attention == "Dec(MW,Gate)"
+    assert ModelFolder.read(run).model.config.attention == "Dec(MW,Gate)"
 
 
 def test_without_checkpoints_the_run_starts_from_its_source_again(plain, tmp_path, pair):
@@ -259,7 +259,7 @@ def test_without_checkpoints_the_run_starts_from_its_source_again(plain, tmp_pat
     shutil.rmtree(run / "model")
     model = fine_tuned(plain, run, *STILL)
     with torch.no_grad():
-        expected, found = Trained.load(plain).model(*pair), model(*pair)
+        expected, found = ModelFolder.read(plain).model(*pair), model(*pair)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
@@ -308,10 +308,10 @@ def test_the_head_of_a_classifier_follows_the_names_of_the_labels(tmp_path):
         train(
             resolve("classification", [*SHORT, "train.valid_every=null", *overrides], values), tmp_path / name
         )
-        return Trained.load(tmp_path / name)
+        return ModelFolder.read(tmp_path / name)
 
     first = trained("first", prepared("all", ["bad", "good", "mixed"]), *SMALL[1:])
-    own = first.folder / TOKENIZER
+    own = first.path / TOKENIZER
     start = {"start": str(tmp_path / "first")}
     second = trained("second", prepared("two", ["bad", "mixed"], tokenizer=own), *STILL, **start)
     assert second.labels == ("bad", "mixed")

@@ -15,7 +15,7 @@ from diffwindow.training.failures import Interrupted, TrainingError
 from diffwindow.training.loader import BatchLoader
 from diffwindow.training.logs import read_records
 from diffwindow.training.trainer import Trainer
-from samples.majority_task import MajorityTask, fit, outcome, settings
+from samples.majority_task import MajorityTask, fit, outcome, save, settings
 
 
 class CutError(Exception):
@@ -144,7 +144,9 @@ def test_what_the_first_validation_needs_is_asked_before_training(tmp_path):
 
 def test_examples_that_are_too_long_and_a_warmup_that_is_are_told_of(tmp_path, capsys):
     with show_progress() as progress:
-        Trainer(MajorityTask(), settings(max_tokens=8, warmup=31), tmp_path, World(), progress).fit()
+        Trainer(
+            MajorityTask(), settings(max_tokens=8, warmup=31), tmp_path, World(), progress, save=save
+        ).fit()
     lengths, said = MajorityTask().lengths("train")[0], capsys.readouterr().err
     assert "train.warmup=31 is longer than the run" in said
     assert f"{(lengths > 8).sum()} training examples are longer than train.max_tokens=8" in (said)
@@ -155,7 +157,7 @@ def test_gradients_are_those_of_the_mean_over_all_units(tmp_path, accumulate):
     """However the rows of an update are divided into batches, its gradients are those of their union."""
     task = MajorityTask(dropout=0.0)
     config = settings(accumulate=accumulate)
-    updater = Trainer(task, config, tmp_path, World())._updater
+    updater = Trainer(task, config, tmp_path, World(), save=save)._updater
     sampler = TokenBatches(task.lengths("train"), max_tokens=config.max_tokens, seed=config.seed)
     with BatchLoader(task, sampler, World(), accumulate) as loader:
         work = next(loader)
@@ -347,18 +349,18 @@ def test_an_average_that_validates_worse_is_reported_with_its_keys(tmp_path, cap
 
     changes = settings(final="average", average_last=2)
     with show_progress() as progress:
-        Trainer(Worse(), changes, tmp_path, World(), progress).fit()
+        Trainer(Worse(), changes, tmp_path, World(), progress, save=save).fit()
     said = capsys.readouterr().err
     assert "the averaged model validates worse than that of update 30: loss 9, not 0.2" in said
     assert "train.final=last" in said
     (tmp_path / "same").mkdir()
     alone = settings(final="average", average_last=1)
     with show_progress() as progress:
-        Trainer(MajorityTask(), alone, tmp_path / "same", World(), progress).fit()
+        Trainer(MajorityTask(), alone, tmp_path / "same", World(), progress, save=save).fit()
     assert "validates worse" not in capsys.readouterr().err
 
 
 def test_the_speed_has_the_unit_of_the_task(tmp_path, capsys):
     with show_progress() as progress:
-        Trainer(MajorityTask(), settings(), tmp_path, World(), progress).fit()
+        Trainer(MajorityTask(), settings(), tmp_path, World(), progress, save=save).fit()
     assert " examples/s  " in capsys.readouterr().err

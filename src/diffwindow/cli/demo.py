@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from diffwindow.evaluation.evaluate import Evaluation
     from diffwindow.models.classifier import Classifier
     from diffwindow.tasks.classification import Classification
-    from diffwindow.tasks.trained_model import Trained
+    from diffwindow.tasks.model_folder import ModelFolder
 
 ATTENTIONS = ("Global", "Enc(MW)", "Enc(AW)")
 FRAME = "query by key; framed: the gold window, from the subject phrase to the verb"
@@ -131,17 +131,17 @@ def _corpus(out: Path, *, seed: int, rows: int) -> Path:
     return store.folder
 
 
-def _evaluate(run: Path, store: Path) -> tuple[Trained, Evaluation]:
+def _evaluate(run: Path, store: Path) -> tuple[ModelFolder, Evaluation]:
     from diffwindow.data.store import Store
     from diffwindow.decoding.translate import Search
     from diffwindow.evaluation.evaluate import evaluate
-    from diffwindow.tasks.trained_model import Trained
+    from diffwindow.tasks.model_folder import ModelFolder
 
-    trained = Trained.load(run)
+    trained = ModelFolder.read(run)
     return trained, evaluate(trained, trained.task(Store.open(store)), "test", Search())
 
 
-def _row(trained: Trained, evaluation: Evaluation, against: dict[str, Any]) -> Row:
+def _row(trained: ModelFolder, evaluation: Evaluation, against: dict[str, Any]) -> Row:
     accuracy, fit = evaluation.metrics["accuracy"], evaluation.metrics["windows"][0]
     return Row(
         attention=trained.model.config.attention,
@@ -211,7 +211,7 @@ def _bound(p: float) -> str:
 
 
 def _draw(
-    windowed: tuple[Trained, Evaluation], plain: tuple[Trained, Evaluation], out: Path
+    windowed: tuple[ModelFolder, Evaluation], plain: tuple[ModelFolder, Evaluation], out: Path
 ) -> tuple[Path, str]:
     """Draw a test sentence that the plain model gets wrong and the window model right; return it too."""
     from diffwindow.data.store import Store

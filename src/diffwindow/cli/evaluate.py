@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from diffwindow.decoding.translate import Search
     from diffwindow.evaluation.evaluate import Evaluation
     from diffwindow.evaluation.new_files import NewFiles
-    from diffwindow.tasks.trained_model import Trained
+    from diffwindow.tasks.model_folder import ModelFolder
 
 OWN_CORPUS = "the corpus of the run"
 
@@ -101,7 +101,7 @@ def evaluate(
     from diffwindow.inference.model import configured_search, open_model
     from diffwindow.models.translator import Translator
 
-    def open_run(folder: Path) -> tuple[Trained, Search]:
+    def open_run(folder: Path) -> tuple[ModelFolder, Search]:
         trained = open_model(folder, device=device)
         searched = (beam, length_penalty, target_lang) != (None, None, None)
         if searched and not isinstance(trained.model, Translator):
@@ -138,7 +138,7 @@ def _evaluate_runs(
     data: Path | None,
     files: NewFiles,
     split: str,
-    open_run: Callable[[Path], tuple[Trained, Search]],
+    open_run: Callable[[Path], tuple[ModelFolder, Search]],
 ) -> dict[str, Any] | None:
     """Evaluate a run, and another on the same examples; return the report in rank 0, None elsewhere."""
     from diffwindow.evaluation.evaluate import compare
@@ -149,7 +149,7 @@ def _evaluate_runs(
     from diffwindow.progress import show_progress
     from diffwindow.training.distributed import connected
 
-    def prepare(folder: Path) -> tuple[Trained, Callable[[], Evaluation]]:
+    def prepare(folder: Path) -> tuple[ModelFolder, Callable[[], Evaluation]]:
         trained, search = open_run(folder)
         # each run reads new files with its own tokenizer; a store has one tokenizer
         own = store if store is not None else stack.enter_context(new_store(trained, files, split))

@@ -25,7 +25,7 @@ def predict(
 
     model = load(run, device=device)
     # another kind of model is an error before the first line is read
-    model.classify([])
+    model.predict([])
 
     def shown(prediction: Prediction) -> str:
         if as_json:
@@ -34,7 +34,7 @@ def predict(
         return "\t".join([one_cell(prediction.label), *each])
 
     def work(texts: list[str]) -> Iterator[str]:
-        return map(shown, model.classify(texts))
+        return map(shown, model.predict(texts))
 
     with interruptible_output(output):
         stream(input, output, work)

@@ -16,7 +16,7 @@ from diffwindow.cli.streams import input_lines
 
 if TYPE_CHECKING:
     from diffwindow.inference.attention import Example
-    from diffwindow.tasks.trained_model import Trained
+    from diffwindow.tasks.model_folder import ModelFolder
     from diffwindow.view.trace import AttentionTrace, Head
 
 PAGE = Path("windows.html")
@@ -172,7 +172,7 @@ def _choices(count: int, noun: str) -> str:
 
 
 def _example(
-    trained: Trained,
+    trained: ModelFolder,
     run: Path,
     data: Path | None,
     *,
@@ -204,8 +204,8 @@ def _checkpoints(run: Path) -> dict[str, Path]:
 
 
 def _write(
-    trained: Trained,
-    other: Trained | None,
+    trained: ModelFolder,
+    other: ModelFolder | None,
     example: Example,
     checkpoints: dict[str, Path],
     *,
@@ -215,7 +215,7 @@ def _write(
 ) -> None:
     from diffwindow.files import write_atomically
     from diffwindow.inference.attention import for_other, trace_example
-    from diffwindow.tasks.trained_model import Trained
+    from diffwindow.tasks.model_folder import ModelFolder
 
     trace = trace_example(trained, example)
     against = None if other is None else trace_example(other, for_other(example, trained, other))
@@ -228,14 +228,14 @@ def _write(
     if out is None and figures:
         return
     earlier: dict[str, AttentionTrace] = {
-        name: trace_example(Trained.load(folder), example) for name, folder in checkpoints.items()
+        name: trace_example(ModelFolder.read(folder), example) for name, folder in checkpoints.items()
     }
     page = trace.to_html(against=against, checkpoints=earlier).encode("utf-8")
     write_atomically(out or PAGE, page, follow_link=True)
     print(f"{out or PAGE}  {len(page) / 1e6:.2f} MB; open it in a browser")
 
 
-def _corpus(trained: Trained, run: Path, data: Path | None, corpus: str) -> Iterator[Example]:
+def _corpus(trained: ModelFolder, run: Path, data: Path | None, corpus: str) -> Iterator[Example]:
     """Read the sentences of a split of the run's corpus, or the lines of a text file."""
     from diffwindow.cli.evaluate import open_store
     from diffwindow.inference.attention import row_example, text_example
@@ -250,7 +250,7 @@ def _corpus(trained: Trained, run: Path, data: Path | None, corpus: str) -> Iter
 
 
 def _statistics(
-    trained: Trained,
+    trained: ModelFolder,
     examples: Iterator[Example],
     figures: list[Path],
     *,
@@ -272,7 +272,7 @@ def _statistics(
     print(to_json([asdict(row) for row in rows], indent=2) if as_json else "\n".join(as_table(rows)))
 
 
-def _serve(trained: Trained, other: Trained | None, *, host: str, port: int) -> None:
+def _serve(trained: ModelFolder, other: ModelFolder | None, *, host: str, port: int) -> None:
     from diffwindow.extras import require
     from diffwindow.inference.attention import live_events
     from diffwindow.inference.server import Limits, allowed_hosts, bound_socket, create_app, serve

@@ -8,8 +8,8 @@ from diffwindow.data.tokenizer import Tokenizer, moses_detokenizer
 from diffwindow.decoding.beam import greedy_search
 from diffwindow.decoding.sampling import sample
 from diffwindow.decoding.search import FREE, Constraints, continuation_start
-from diffwindow.models.eval_mode import evaluating
 from diffwindow.models.language_model import LanguageModel
+from diffwindow.models.model import evaluating
 from diffwindow.special_tokens import BOS, EOS
 
 # all samples are drawn together, and memory grows with their length

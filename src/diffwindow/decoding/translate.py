@@ -12,7 +12,7 @@ from diffwindow.decoding.beam import beam_search
 from diffwindow.decoding.ensemble import Ensemble
 from diffwindow.decoding.sampling import sample
 from diffwindow.decoding.search import FREE, Constraints, Hypothesis, normalized, translation_start
-from diffwindow.models.eval_mode import evaluating
+from diffwindow.models.model import evaluating
 from diffwindow.models.translator import Translator
 from diffwindow.special_tokens import EOS
 

@@ -25,8 +25,8 @@ from diffwindow.tasks.metrics import (
     translation_scores,
     word_perplexity,
 )
+from diffwindow.tasks.model_folder import ModelFolder
 from diffwindow.tasks.registry import AnyTask
-from diffwindow.tasks.trained_model import Trained
 from diffwindow.tasks.translation import Translation
 
 
@@ -43,7 +43,7 @@ class Evaluation:
 
 
 def evaluate(
-    trained: Trained, task: AnyTask, split: str, search: Search, *, progress: Progress = SILENT
+    trained: ModelFolder, task: AnyTask, split: str, search: Search, *, progress: Progress = SILENT
 ) -> Evaluation:
     """Evaluate a model on a split of its task's store."""
     if isinstance(task, Translation):
@@ -54,7 +54,7 @@ def evaluate(
 
 
 def _translation(
-    trained: Trained, task: Translation, split: str, search: Search, progress: Progress
+    trained: ModelFolder, task: Translation, split: str, search: Search, progress: Progress
 ) -> Evaluation:
     rows, tokenizer = task.store.split(split), task.store.tokenizer
     sources = [rows.sequences["source"][index][:-1].tolist() for index in range(len(rows))]
@@ -66,7 +66,7 @@ def _translation(
         search,
         progress=lambda done, total: progress("translating", done / total),
     )
-    language, moses = trained.record.languages.get("target"), trained.moses.get("target")
+    language, moses = trained.record.languages.get("target"), trained.record.moses.get("target")
     plain: Callable[[str], str] = moses_detokenizer(moses) if moses else str
     hypotheses = [plain(best[0].text) for best in outputs]
     # composed, as they are scored: runs that normalise and runs that do not have the same references
@@ -93,7 +93,7 @@ def score_texts(
     return {**{name: asdict(score) for name, score in scores.items()}, **unknown}
 
 
-def _classification(trained: Trained, task: Classification, split: str, progress: Progress) -> Evaluation:
+def _classification(trained: ModelFolder, task: Classification, split: str, progress: Progress) -> Evaluation:
     predictions = task.predict(trained.model, split, progress=progress)
     columns = task.store.split(split).columns
     right = predictions.labels == task.gold(split)
@@ -130,7 +130,7 @@ def _by_size(right: NDArray[np.bool_], sizes: NDArray[np.integer]) -> dict[str, 
     }
 
 
-def _language(trained: Trained, task: LanguageModeling, split: str, progress: Progress) -> Evaluation:
+def _language(trained: ModelFolder, task: LanguageModeling, split: str, progress: Progress) -> Evaluation:
     by_row, tokens_by_row = task.nll(trained.model, split, progress=progress)
     nll, tokens = float(by_row.sum()), int(tokens_by_row.sum())
     words, stream = task.words(split), task.store.split(split).stream("text")

@@ -14,9 +14,9 @@ from diffwindow.data.prepare import prepare
 from diffwindow.data.readers import ANY_COLUMNS, Columns
 from diffwindow.data.recipe import Recipe, Source
 from diffwindow.data.store import Store
-from diffwindow.models.pretrained import TOKENIZER
+from diffwindow.models.model import TOKENIZER
+from diffwindow.tasks.model_folder import ModelFolder
 from diffwindow.tasks.registry import task_name
-from diffwindow.tasks.trained_model import Trained
 
 SPLIT = "test"
 
@@ -41,7 +41,7 @@ class NewFiles:
         named = (self.source, self.reference, self.labels, self.text, self.raw)
         return [path for path in named if path is not None]
 
-    def recipe(self, trained: Trained, split: str = SPLIT) -> Recipe:
+    def recipe(self, trained: ModelFolder, split: str = SPLIT) -> Recipe:
         """Return the recipe of the files for a model, or of a split of raw files; raise for another task."""
         if missing := next((path for path in self.paths if not path.exists()), None):
             raise ValueError(f"there is no file {missing}")
@@ -62,8 +62,8 @@ class NewFiles:
             raise ValueError("a test set is a source with its reference, labelled text, or text")
         task = task_name(trained.model.config)
         if recipe.task != task:
-            raise ValueError(f"{self}: a test set for {recipe.task}, but {trained.folder} is for {task}")
-        return replace(recipe, moses=trained.moses, labels=trained.record.labels)
+            raise ValueError(f"{self}: a test set for {recipe.task}, but {trained.path} is for {task}")
+        return replace(recipe, moses=trained.record.moses, labels=trained.record.labels)
 
     def _recipe(self, task: str, source: Source) -> Recipe:
         return Recipe(str(self), task, {SPLIT: source})
@@ -73,8 +73,8 @@ class NewFiles:
 
 
 @contextmanager
-def new_store(trained: Trained, files: NewFiles, split: str = SPLIT) -> Iterator[Store]:
+def new_store(trained: ModelFolder, files: NewFiles, split: str = SPLIT) -> Iterator[Store]:
     """Prepare new files with the model's tokenizer in a folder that is removed at the end."""
     recipe = files.recipe(trained, split)
     with tempfile.TemporaryDirectory(prefix="diffwindow-") as folder:
-        yield prepare(recipe, Path(folder) / "store", tokenizer=trained.folder / TOKENIZER)
+        yield prepare(recipe, Path(folder) / "store", tokenizer=trained.path / TOKENIZER)

@@ -21,7 +21,7 @@ from diffwindow.checks import check_tolerance
 from diffwindow.data.store import Store
 from diffwindow.functional import segment_bounds
 from diffwindow.models.classifier import Classifier
-from diffwindow.models.eval_mode import evaluating
+from diffwindow.models.model import evaluating
 from diffwindow.ops import WindowMaps
 from diffwindow.special_tokens import PAD
 from diffwindow.tasks.classification import Classification, ClassificationBatch

@@ -29,12 +29,12 @@ from transformers.modeling_outputs import (
 
 from diffwindow.attention.visibility import EVERYTHING, Visibility, first_true, padded_visibility
 from diffwindow.hf.attention import LayerCache, layer_caches
-from diffwindow.models.build import Model, build_model, read_config
+from diffwindow.models.build import build_model, read_config
 from diffwindow.models.layers import TokenEmbedding
-from diffwindow.models.pretrained import TOKENIZER, read_fields
+from diffwindow.models.model import TOKENIZER, Model, read_fields
 from diffwindow.models.translator import Translator
 from diffwindow.special_tokens import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
-from diffwindow.tasks.model_folder import read_record
+from diffwindow.tasks.model_folder import Record
 
 
 class TranslatorAutoConfig(PreTrainedConfig):
@@ -290,7 +290,7 @@ WRAPPERS: dict[str, type[_Wrapped]] = {
 }
 
 
-def as_transformers(model: Model) -> PreTrainedModel:
+def as_transformers(model: Model[Any]) -> PreTrainedModel:
     """Wrap a model of ours, which stays the same object, as a transformers model."""
     register_auto_models()
     wrapper = WRAPPERS[model.config.model]
@@ -314,7 +314,7 @@ def transformers_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
 
     folder = Path(folder)
     template = TEMPLATES[read_config(read_fields(folder)).model]
-    if read_record(folder).options.block_size is not None:
+    if Record.read(folder).options.block_size is not None:
         template = RUNNING_TEXT
     names = dict(enumerate(SPECIAL_TOKENS))
     tokenizer = PreTrainedTokenizerFast(

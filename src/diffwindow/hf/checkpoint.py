@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -22,10 +22,9 @@ from diffwindow.checks import check_bool, check_tolerance
 from diffwindow.files import finite, parse_json, read_json, sha256_of, write_json
 from diffwindow.hf.attention import CHILD
 from diffwindow.hf.windows import RECORD, add_windows, check_unwrapped, remove_windows
-from diffwindow.models.build import Model
-from diffwindow.models.eval_mode import in_eval_mode
+from diffwindow.models.model import Model, in_eval_mode
 from diffwindow.models.weights import ModelFileError, hash_tensors, read_weights, write_weights
-from diffwindow.tasks.trained_model import Trained
+from diffwindow.tasks.model_folder import ModelFolder
 from diffwindow.training.checkpoints import ORIGIN
 from diffwindow.training.run import Run
 from diffwindow.view.capture import capture
@@ -307,7 +306,7 @@ CLASSES = {"translator": "Translator", "language_model": "LanguageModel", "class
 
 
 def card_text(
-    model: Model,
+    model: Model[Any],
     repo_id: str,
     *,
     run: Path | None = None,
@@ -359,7 +358,7 @@ def card_text(
     return "\n".join(parts) + "\n"
 
 
-def check_scores(model: Model, scores: dict[str, Any]) -> None:
+def check_scores(model: Model[Any], scores: dict[str, Any]) -> None:
     """Raise unless an evaluation is of this model."""
     again = "evaluate the model again with `diffwindow evaluate RUN --json`"
     if "weights" not in scores:
@@ -375,7 +374,7 @@ def draw_windows(run: Path, path: Path) -> bool:
 
     A model without windows has no picture, nor has a run whose corpus is gone: then return False.
     """
-    trained = Trained.load(run)
+    trained = ModelFolder.read(run)
     if not any(term.attention.kind in WINDOWED for term in trained.model.config.plan.terms):
         return False
     try:
@@ -391,9 +390,8 @@ def draw_windows(run: Path, path: Path) -> bool:
     tokens = {
         side: trained.tokenizer.tokens(getattr(batch, name)[0].tolist()) for side, name in names.items()
     }
-    model = cast(nn.Module, trained.model)
-    with in_eval_mode(model), capture(model) as trace:
-        task.loss(model, batch)
+    with in_eval_mode(trained.model), capture(trained.model) as trace:
+        task.loss(trained.model, batch)
     labels = tokens if len(tokens) > 1 else next(iter(tokens.values()))
     trace.with_tokens(labels).draw(path)
     return True

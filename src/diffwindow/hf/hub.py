@@ -9,12 +9,10 @@ from huggingface_hub import ModelCard, ModelHubMixin, snapshot_download
 from diffwindow.checks import check_bool
 from diffwindow.files import read_json
 from diffwindow.hf.checkpoint import PICTURE, card_text, check_scores, draw_windows
-from diffwindow.messages import check_choice
 from diffwindow.models import classifier, language_model, translator
-from diffwindow.models.pretrained import CONFIG, TOKENIZER, PretrainedModel, read_fields
+from diffwindow.models.model import CONFIG, TOKENIZER, Model
 from diffwindow.models.weights import MANIFEST, WEIGHTS, verify, write_manifest
-from diffwindow.tasks.model_folder import TASK
-from diffwindow.tasks.trained_model import model_folder
+from diffwindow.tasks.model_folder import TASK, find_model, read_kind
 
 # What a model consists of: nothing else is downloaded.
 FILES = (CONFIG, WEIGHTS, TOKENIZER, TASK, MANIFEST)
@@ -32,7 +30,7 @@ class HubModel(ModelHubMixin, library_name="diffwindow", tags=["diffwindow"]):
     _picture = False
 
     def _save_pretrained(self, save_directory: Path) -> None:
-        PretrainedModel.save_pretrained(self, save_directory)  # type: ignore[arg-type]
+        Model.write_files(self, save_directory)  # type: ignore[arg-type]
         state: dict[str, Any] = {}
         if self._source is not None:
             for name in (TOKENIZER, TASK):
@@ -67,7 +65,7 @@ class HubModel(ModelHubMixin, library_name="diffwindow", tags=["diffwindow"]):
                 )
             )  # fmt: skip
         # the method of our own class, which verifies the files
-        load: Any = PretrainedModel.from_pretrained
+        load: Any = Model.from_pretrained
         model: Self = load.__func__(cls, folder)
         model._source = folder
         return model
@@ -116,10 +114,8 @@ def push_run(
     data, training and picture.
     """
     check_bool("picture", picture)
-    folder = model_folder(Path(run))
-    kind = read_fields(folder).get("model")
-    check_choice(f"{folder / CONFIG}: model", kind, list(HUB_MODELS))
-    model: Any = HUB_MODELS[str(kind)].from_pretrained(folder)
+    folder = find_model(Path(run))
+    model: Any = HUB_MODELS[read_kind(folder)].from_pretrained(folder)
     if folder != Path(run):
         model._run, model._picture = Path(run), picture
     figures = None if scores is None else read_json(Path(scores))

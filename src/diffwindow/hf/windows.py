@@ -13,7 +13,7 @@ from diffwindow.hf.attention import CHILD, IMPLEMENTATION, check_implementation,
 from diffwindow.hf.families import Place, attention_places, check_has_attention
 from diffwindow.models import added_windows
 from diffwindow.models.added_windows import Layers, WindowInit, planned, window_plan
-from diffwindow.models.pretrained import PretrainedModel
+from diffwindow.models.model import Model
 from diffwindow.models.window_adapter import WindowAdapter
 from diffwindow.notation import Plan
 
@@ -195,7 +195,7 @@ def _windows(model: nn.Module) -> Iterator[tuple[str, nn.Module, WindowAdapter]]
 
 def check_unwrapped(model: nn.Module) -> None:
     """Raise for a model that PEFT, torch.compile, `as_transformers` or the like has wrapped."""
-    if isinstance(getattr(model, "model", None), PretrainedModel):
+    if isinstance(getattr(model, "model", None), Model):
         raise ValueError(f"{type(model).__name__} wraps a model of ours; its windows are those of `.model`")
     for name, module in model.named_modules():
         if isinstance(module, WindowAdapter) and not name.endswith(CHILD):

@@ -12,10 +12,11 @@ from diffwindow.decoding.search import length_limits, translation_start
 from diffwindow.decoding.translate import Search
 from diffwindow.evaluation.windows import GOLD_COLUMNS, has_gold_windows
 from diffwindow.models.classifier import Classifier
-from diffwindow.models.eval_mode import evaluating
+from diffwindow.models.language_model import LanguageModel
+from diffwindow.models.model import evaluating
 from diffwindow.models.translator import Translator
 from diffwindow.special_tokens import BOS, EOS, PAD
-from diffwindow.tasks.trained_model import Trained
+from diffwindow.tasks.model_folder import ModelFolder
 from diffwindow.view.capture import capture
 from diffwindow.view.payload import page_data
 from diffwindow.view.trace import AttentionTrace, GoldSpan
@@ -34,13 +35,13 @@ class Example:
 
 
 def attention_trace(
-    trained: Trained, text: str, *, target: str | None = None, search: Search = SEARCH
+    trained: ModelFolder, text: str, *, target: str | None = None, search: Search = SEARCH
 ) -> AttentionTrace:
     """Trace a model on a text; a translator reads `target`, or else its own translation."""
     return trace_example(trained, complete(trained, text_example(trained, text, target=target), search))
 
 
-def text_example(trained: Trained, text: str, *, target: str | None = None) -> Example:
+def text_example(trained: ModelFolder, text: str, *, target: str | None = None) -> Example:
     """Encode a text as the model's corpus was."""
     translates = isinstance(trained.model, Translator)
     if target is not None and not translates:
@@ -51,7 +52,7 @@ def text_example(trained: Trained, text: str, *, target: str | None = None) -> E
     return Example(ids, text.strip(), None if target is None else trained.encode([target], "target")[0])
 
 
-def row_example(trained: Trained, store: Store, split: str, row: int) -> Example:
+def row_example(trained: ModelFolder, store: Store, split: str, row: int) -> Example:
     """Return a sentence of a corpus, with its translation or gold span where it has one."""
     # raises unless the store is of the model's task and vocabulary
     trained.task(store)
@@ -62,13 +63,13 @@ def row_example(trained: Trained, store: Store, split: str, row: int) -> Example
     ids = rows.sequences["source" if translates else "text"][row].tolist()[:-1]
     target = rows.sequences["target"][row].tolist()[:-1] if translates else None
     gold = None
-    if has_gold_windows(store, trained.options.max_length):
+    if has_gold_windows(store, trained.record.options.max_length):
         first, last = (int(rows.columns[name][row]) for name in GOLD_COLUMNS)
         gold = GoldSpan("Enc", last, first, last)
     return Example(ids, trained.tokenizer.decode(ids), target, gold)
 
 
-def complete(trained: Trained, example: Example, search: Search = SEARCH) -> Example:
+def complete(trained: ModelFolder, example: Example, search: Search = SEARCH) -> Example:
     """Fill in a translator's own translation, by beam search and in one piece, where the example has none."""
     model = trained.model
     if not isinstance(model, Translator) or example.target is not None:
@@ -80,7 +81,7 @@ def complete(trained: Trained, example: Example, search: Search = SEARCH) -> Exa
     return replace(example, target=list(best.tokens))
 
 
-def for_other(example: Example, trained: Trained, other: Trained) -> Example:
+def for_other(example: Example, trained: ModelFolder, other: ModelFolder) -> Example:
     """Encode an example of one model for another: the same ids if they have one vocabulary."""
     kinds = [one.model.config.model for one in (trained, other)]
     if kinds[0] != kinds[1]:
@@ -92,7 +93,7 @@ def for_other(example: Example, trained: Trained, other: Trained) -> Example:
     return text_example(other, example.title, target=target)
 
 
-def trace_example(trained: Trained, example: Example) -> AttentionTrace:
+def trace_example(trained: ModelFolder, example: Example) -> AttentionTrace:
     """Run a model on a sentence and keep what its attentions do."""
     model, tokenizer = trained.model, trained.tokenizer
     example = complete(trained, example)
@@ -102,11 +103,12 @@ def trace_example(trained: Trained, example: Example) -> AttentionTrace:
             source = torch.tensor([[*example.ids, EOS]], device=device)
             model.hidden(source, torch.tensor([[BOS, *example.target]], device=device))
         elif isinstance(model, Classifier):
-            ids = [*example.ids, EOS][: trained.options.max_length]
+            ids = [*example.ids, EOS][: trained.record.options.max_length]
             model.encode(torch.tensor([ids], device=device))
         else:
+            assert isinstance(model, LanguageModel)
             # in running text, a line follows the end token of the line before
-            ids = [BOS if trained.options.block_size is None else EOS, *example.ids]
+            ids = [BOS if trained.record.options.block_size is None else EOS, *example.ids]
             model.hidden(torch.tensor([ids], device=device))
     if isinstance(model, Translator):
         assert example.target is not None
@@ -116,7 +118,7 @@ def trace_example(trained: Trained, example: Example) -> AttentionTrace:
     return replace(trace, label=model.config.attention, title=example.title, gold=example.gold)
 
 
-def translation_steps(trained: Trained, example: Example) -> Iterator[tuple[list[int], AttentionTrace]]:
+def translation_steps(trained: ModelFolder, example: Example) -> Iterator[tuple[list[int], AttentionTrace]]:
     """Translate greedily; after each token return all so far and where the step looked in the source."""
     model, tokenizer = trained.model, trained.tokenizer
     assert isinstance(model, Translator)
@@ -143,7 +145,7 @@ def translation_steps(trained: Trained, example: Example) -> Iterator[tuple[list
 
 
 def live_events(
-    trained: Trained, other: Trained | None, *, most_tokens: int
+    trained: ModelFolder, other: ModelFolder | None, *, most_tokens: int
 ) -> Callable[[str], Iterator[dict[str, Any]]]:
     """Return a function from a text to what a live page shows: the steps of a translation, then all maps."""
 
@@ -163,7 +165,7 @@ def live_events(
 
 
 def _named_translation(
-    trained: Trained, trace: AttentionTrace, source: Sequence[int], target: Sequence[int]
+    trained: ModelFolder, trace: AttentionTrace, source: Sequence[int], target: Sequence[int]
 ) -> AttentionTrace:
     """Name the tokens of a translation: the decoder reads `<s> a b` while it writes `a b </s>`.
 

@@ -17,12 +17,12 @@ from diffwindow.decoding.generate import Sampling, continuations
 from diffwindow.decoding.translate import Output, Search, translate_texts
 from diffwindow.inference.attention import attention_trace
 from diffwindow.models.classifier import Classifier
-from diffwindow.models.eval_mode import evaluating
 from diffwindow.models.language_model import LanguageModel
 from diffwindow.models.loss import token_log_probs
+from diffwindow.models.model import evaluating
 from diffwindow.models.translator import Translator
 from diffwindow.special_tokens import BOS, EOS
-from diffwindow.tasks.trained_model import Trained
+from diffwindow.tasks.model_folder import ModelFolder
 from diffwindow.training.checkpoints import CONFIG
 from diffwindow.training.run import Run
 from diffwindow.view.trace import AttentionTrace
@@ -30,7 +30,7 @@ from diffwindow.view.trace import AttentionTrace
 Folder = str | os.PathLike[str]
 M = TypeVar("M", bound=nn.Module)
 R = TypeVar("R")
-# tokens per batch of `classify` and `score`
+# tokens per batch of `predict` and `score`
 MAX_TOKENS = 4096
 
 
@@ -51,14 +51,14 @@ class Score:
     token_log_probs: list[float]
 
 
-def open_model(path: Path, *, device: str = "auto", dtype: torch.dtype | None = None) -> Trained:
+def open_model(path: Path, *, device: str = "auto", dtype: torch.dtype | None = None) -> ModelFolder:
     """Open the model of a run folder or a model folder on a device; "auto" takes a GPU if there is one."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda":
         # each process of torchrun has a GPU of its own
         device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
-    trained = Trained.load(path)
+    trained = ModelFolder.read(path)
     try:
         trained.model.to(device=device, dtype=dtype)
     except (RuntimeError, AssertionError) as error:
@@ -101,7 +101,7 @@ class LoadedModel:
     Gradients are never kept. `search` is how `translate` decodes by default, as the run was configured.
     """
 
-    def __init__(self, members: Sequence[Trained], search: Search | None = None) -> None:
+    def __init__(self, members: Sequence[ModelFolder], search: Search | None = None) -> None:
         self.members = list(members)
         self.search = search or Search()
         if len(members) > 1:
@@ -123,15 +123,15 @@ class LoadedModel:
     ) -> list[list[Output]]:
         """Return the `search.n_best` translations of each text with their scores, best first."""
         model = self._translator("translate")
-        moses = self.members[0].moses
+        moses = self.members[0].record.moses
         return translate_texts(
             model, self.tokenizer, _texts(texts), search or self.search, moses, progress=progress
         )
 
-    def classify(self, texts: Sequence[str], *, progress: ReportDone = report_nothing) -> list[Prediction]:
+    def predict(self, texts: Sequence[str], *, progress: ReportDone = report_nothing) -> list[Prediction]:
         """Return the label of each text, with the probability of every label."""
-        model = self._only(Classifier, "classify")
-        limit, names = self.members[0].options.max_length, self.members[0].labels
+        model = self._only(Classifier, "predict labels")
+        limit, names = self.members[0].record.options.max_length, self.members[0].labels
         rows = [[*ids, EOS][:limit] for ids in self.members[0].encode(_texts(texts), "text")]
 
         def work(indices: list[int]) -> list[Prediction]:
@@ -152,7 +152,7 @@ class LoadedModel:
             return self._score_pairs(texts, progress)
         model = self._only(LanguageModel, "score texts")
         # a model of running text has seen lines begin after the end of another
-        opening = BOS if self.members[0].options.block_size is None else EOS
+        opening = BOS if self.members[0].record.options.block_size is None else EOS
         rows = self.members[0].encode(_texts(texts), "text")
 
         def work(indices: list[int]) -> list[Score]:
@@ -171,8 +171,8 @@ class LoadedModel:
             member.tokenizer,
             prompt,
             sampling or Sampling(),
-            moses=member.moses.get("text"),
-            running_text=member.options.block_size is not None,
+            moses=member.record.moses.get("text"),
+            running_text=member.record.options.block_size is not None,
         )
 
     def attention(self, text: str, target: str | None = None) -> AttentionTrace:
@@ -216,19 +216,17 @@ class LoadedModel:
             raise ValueError(f"an ensemble of translators does not {purpose}; load one model")
         model = self.members[0].model
         if not isinstance(model, kind):
-            raise ValueError(f"{self.members[0].folder} holds a {_named(model)}, which does not {purpose}")
+            raise ValueError(f"{self.members[0].path} holds a {_named(model)}, which does not {purpose}")
         return model
 
 
-def _check_ensemble(members: Sequence[Trained]) -> None:
+def _check_ensemble(members: Sequence[ModelFolder]) -> None:
     first = members[0]
     for other in members:
         if not isinstance(other.model, Translator):
-            raise ValueError(f"{other.folder} holds a {_named(other.model)}; an ensemble has translators")
+            raise ValueError(f"{other.path} holds a {_named(other.model)}; an ensemble has translators")
         if other.vocabulary != first.vocabulary:
-            raise ValueError(
-                f"{other.folder} has another vocabulary than {first.folder}; an ensemble shares one"
-            )
+            raise ValueError(f"{other.path} has another vocabulary than {first.path}; an ensemble shares one")
 
 
 def _named(model: nn.Module) -> str:

@@ -16,7 +16,7 @@ from diffwindow.attention.plain import GlobalAttention
 from diffwindow.attention.window import WindowAttention
 from diffwindow.checks import check_positive
 from diffwindow.messages import check_choice
-from diffwindow.models.pretrained import PretrainedModel
+from diffwindow.models.model import Model
 from diffwindow.notation import KINDS, Attention, Plan, Role, parse_attention
 
 WindowInit = Literal["identity", "paper"]
@@ -54,7 +54,7 @@ def add_windows(
     plan = window_plan(attention, layers=layers, boundary_dim=boundary_dim, init=init)
     if isinstance(model, nn.MultiheadAttention):
         return _windowed(model, _only_attention(plan), window_tolerance, init)  # type: ignore[return-value]
-    if isinstance(model, PretrainedModel):
+    if isinstance(model, Model):
         _check_plain(model)
         # the config checks roles, layers and widths
         config = type(model.config)(
@@ -71,7 +71,7 @@ def add_windows(
     for encoder in _windowed_encoders(model):
         # torch would give the layers nested tensors, if the first one is plain
         encoder.use_nested_tensor = False
-    if isinstance(model, PretrainedModel):
+    if isinstance(model, Model):
         model.config = config
     return model
 
@@ -84,7 +84,7 @@ def remove_windows(model: M) -> M:
     """
     if isinstance(model, WindowAttention):
         return _as_multihead(model)  # type: ignore[return-value]
-    ours = isinstance(model, PretrainedModel)
+    ours = isinstance(model, Model)
     encoders = _windowed_encoders(model)
     for slots in _slots(model).values():
         for parent, name in slots:
@@ -93,7 +93,7 @@ def remove_windows(model: M) -> M:
                 setattr(parent, name, _as_global(module) if ours else _as_multihead(module))
     for encoder in encoders:
         encoder.use_nested_tensor = encoder.enable_nested_tensor and _can_nest(encoder.layers[0])
-    if isinstance(model, PretrainedModel):
+    if isinstance(model, Model):
         kept = Plan(tuple(term for term in model.config.plan.terms if term.attention.kind not in WINDOWED))
         model.config = model.config.model_copy(update={"attention": str(kept)})
     return model
@@ -144,7 +144,7 @@ def planned(plan: Plan, slots: Mapping[Role, Sequence[Slot]]) -> list[tuple[Slot
 
 def _slots(model: nn.Module) -> dict[Role, list[Slot]]:
     """Find where a model keeps its attentions, by role and in the order of the layers."""
-    if isinstance(model, PretrainedModel):
+    if isinstance(model, Model):
         return {
             role: [(block, "attention") for block in blocks]
             for role, blocks in model.attention_blocks().items()
@@ -176,7 +176,7 @@ def _can_nest(layer: nn.Module) -> bool:
         return nn.TransformerEncoder(layer, 0).use_nested_tensor  # type: ignore[arg-type]
 
 
-def _check_plain(model: PretrainedModel[Any]) -> None:
+def _check_plain(model: Model[Any]) -> None:
     if model.config.plan.terms:
         raise ValueError(
             f"the model has attention={model.config.attention!r}; windows are added to a plain model, "

@@ -9,10 +9,10 @@ from diffwindow.messages import check_choice
 from diffwindow.models.classifier import Classifier
 from diffwindow.models.config import ModelConfig
 from diffwindow.models.language_model import LanguageModel
+from diffwindow.models.model import Model
 from diffwindow.models.translator import Translator
 
-Model = Translator | LanguageModel | Classifier
-MODELS: dict[str, type[Model]] = {
+MODELS: dict[str, type[Model[Any]]] = {
     "translator": Translator,
     "language_model": LanguageModel,
     "classifier": Classifier,
@@ -29,9 +29,9 @@ def read_config(fields: dict[str, Any]) -> ModelConfig:
     return MODELS[fields["model"]].config_class(**fields)
 
 
-def build_model(config: ModelConfig) -> Model:
+def build_model(config: ModelConfig) -> Model[Any]:
     """Build the model of a config, freshly initialised."""
-    model_class: Callable[[Any], Model] = MODELS[config.model]
+    model_class: Callable[[Any], Model[Any]] = MODELS[config.model]
     return model_class(config)
 
 

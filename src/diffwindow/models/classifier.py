@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from diffwindow.attention.visibility import Visibility, padded_visibility
 from diffwindow.models.config import Depth, ModelConfig, Size
 from diffwindow.models.layers import AttentionBlock, AttentionMaps, TokenEmbedding, TransformerStack, recorded
-from diffwindow.models.pretrained import PretrainedModel
+from diffwindow.models.model import Model
 from diffwindow.notation import Role
 from diffwindow.special_tokens import PAD
 
@@ -34,7 +34,7 @@ class ClassifierConfig(ModelConfig):
         return {"Enc": "num_layers"}
 
 
-class Classifier(PretrainedModel[ClassifierConfig]):
+class Classifier(Model[ClassifierConfig]):
     """Classify a sequence by the mean of what the encoder gives for its real tokens.
 
     A mask is True at real tokens; where it is left out, they are those that are not padding (token 0).

@@ -19,7 +19,7 @@ from diffwindow.attention.window import WindowAttention
 from diffwindow.extras import require
 from diffwindow.files import replacing
 from diffwindow.models.decoding_state import DecodingState
-from diffwindow.models.eval_mode import in_eval_mode
+from diffwindow.models.model import in_eval_mode
 from diffwindow.models.translator import Translator
 
 

@@ -12,7 +12,7 @@ from diffwindow.models.config import Depth, ModelConfig
 from diffwindow.models.decoding_state import DecodingState
 from diffwindow.models.layers import AttentionBlock, AttentionMaps, TokenEmbedding, TransformerStack, recorded
 from diffwindow.models.loss import TokenLoss, token_log_probs, token_loss
-from diffwindow.models.pretrained import PretrainedModel
+from diffwindow.models.model import Model
 from diffwindow.notation import Role
 
 
@@ -30,7 +30,7 @@ class LanguageModelConfig(ModelConfig):
         return {"Dec": "num_layers"}
 
 
-class LanguageModel(PretrainedModel[LanguageModelConfig]):
+class LanguageModel(Model[LanguageModelConfig]):
     """Predict the next token: one embedding matrix for input and output, and a causal stack.
 
     Sequences padded on the right need no mask, for no real token looks there; for padding on the left pass

@@ -12,7 +12,7 @@ from diffwindow.models.config import Depth, ModelConfig
 from diffwindow.models.decoding_state import DecodingState
 from diffwindow.models.layers import AttentionBlock, AttentionMaps, TokenEmbedding, TransformerStack, recorded
 from diffwindow.models.loss import TokenLoss, token_loss
-from diffwindow.models.pretrained import PretrainedModel
+from diffwindow.models.model import Model
 from diffwindow.notation import Role
 from diffwindow.special_tokens import PAD
 
@@ -33,7 +33,7 @@ class TranslatorConfig(ModelConfig):
         return {"Enc": "encoder_layers", "Cr": "decoder_layers", "Dec": "decoder_layers"}
 
 
-class Translator(PretrainedModel[TranslatorConfig]):
+class Translator(Model[TranslatorConfig]):
     """Translate: one embedding matrix for source, target and output, an encoder and a decoder.
 
     Sources may be padded on either side, targets on the right. A source mask is True at real tokens; where

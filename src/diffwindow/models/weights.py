@@ -3,7 +3,8 @@
 import hashlib
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from diffwindow.files import check_regular, finite, read_json, replacing, sha256_of, write_json
+from diffwindow.files import check_regular, finite, flush, read_json, replacing, sha256_of, write_json
 
 WEIGHTS = "model.safetensors"
 MANIFEST = "checkpoint.json"
@@ -108,6 +109,42 @@ def write_manifest(folder: Path, state: dict[str, Any], names: Collection[str] |
     hashes = {name: sha256_of(folder / name) for name in files}
     manifest = {"format": FORMAT, "files": hashes, "state": finite(state)}
     write_json(folder / MANIFEST, manifest | {"sha256": _digest(manifest)})
+
+
+def write_folder(folder: Path, write_files: Callable[[Path], None], state: dict[str, Any]) -> None:
+    """Write files and their manifest to a new folder beside `folder`, then rename it to `folder`.
+
+    `write_files` is given the new folder, and flushes each file to disk, as `replacing` does.
+    """
+    temporary = folder.with_name(f".{folder.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir(parents=True)
+        write_files(temporary)
+        write_manifest(temporary, state)
+        flush(temporary)
+        _rename(temporary, folder)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def _rename(temporary: Path, folder: Path) -> None:
+    """Replace a folder by another; the old one is moved aside first and removed last."""
+    old = folder.with_name(f".{folder.name}.old")
+    _remove(old)
+    if folder.exists() or folder.is_symlink():
+        folder.rename(old)
+    temporary.rename(folder)
+    flush(folder.parent)
+    _remove(old)
+
+
+def _remove(path: Path) -> None:
+    """Remove a folder; of a link to one, only the link."""
+    if path.is_symlink():
+        path.unlink()
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def verify(folder: Path) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from diffwindow.ops import WindowMaps
 from diffwindow.reproduce.findings import Finding
 from diffwindow.reproduce.table import LEARNING, SHOWN
 from diffwindow.special_tokens import BOS
-from diffwindow.tasks.trained_model import Trained
+from diffwindow.tasks.model_folder import ModelFolder
 from diffwindow.view.figures import (
     COLUMNS,
     Gain,
@@ -37,7 +37,7 @@ def draw_figure_3(plain: Path, windowed: Path, store: Path, path: Path, *, row: 
     look from the same words.
     """
     rows = Store.open(store).split("test").sequences["source"]
-    ours, theirs = Trained.load(windowed), Trained.load(plain)
+    ours, theirs = ModelFolder.read(windowed), ModelFolder.read(plain)
     source = rows[row].tolist()
     best = translate(cast(Translator, ours.model), ours.tokenizer, [source[:-1]], Search())[0][0]
     target = ours.tokenizer.encode(best.text)

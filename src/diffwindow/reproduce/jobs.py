@@ -109,7 +109,7 @@ def _run(job: Job) -> Result:
     from diffwindow.evaluation.evaluate import evaluate
     from diffwindow.models.build import count_parameters
     from diffwindow.models.weights import verify
-    from diffwindow.tasks.trained_model import Trained
+    from diffwindow.tasks.model_folder import ModelFolder
     from diffwindow.training.checkpoints import MODEL
     from diffwindow.training.overrides import resolve
     from diffwindow.training.run import Run, train
@@ -118,7 +118,7 @@ def _run(job: Job) -> Result:
     config = resolve(job.experiment.preset, (*job.experiment.overrides, *job.row.overrides), flags)
     started = time.monotonic()
     train(config, job.folder)
-    trained = Trained.load(job.folder)
+    trained = ModelFolder.read(job.folder)
     search = Search(beam=config.search.beam, length_penalty=config.search.length_penalty)
     store = Run(job.folder, config).open_store()
     task = trained.task(store)

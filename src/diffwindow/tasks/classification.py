@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import ClassVar, Literal, cast
 
 import numpy as np
@@ -15,10 +14,8 @@ from torch import Tensor, nn
 from diffwindow.data.batching import collate
 from diffwindow.data.store import Store
 from diffwindow.models.classifier import Classifier, ClassifierConfig
-from diffwindow.models.eval_mode import evaluating
+from diffwindow.models.model import evaluating
 from diffwindow.progress import SILENT, Progress
-from diffwindow.tasks.model_folder import save_folder
-from diffwindow.tasks.options import options_of
 from diffwindow.tasks.task import Loss, TensorBatch, sweep
 
 
@@ -123,7 +120,3 @@ class Classification:
         predictions = self.predict(model, split, progress=progress)
         right = predictions.labels == self.gold(split)
         return {"loss": float(predictions.nll.mean()), "accuracy": float(right.mean())}
-
-    def save(self, model: nn.Module, folder: Path) -> None:
-        """Write the model and its tokenizer as a folder that `from_pretrained` reads."""
-        save_folder(model, self.store, options_of(self), folder)

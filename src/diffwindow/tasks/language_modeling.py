@@ -1,7 +1,6 @@
 """Language modelling: text of a store, by row or in blocks, and the LanguageModel trained on it."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar, cast
 
 import numpy as np
@@ -11,13 +10,11 @@ from torch import Tensor, nn
 
 from diffwindow.data.batching import collate, collate_blocks, shift_right
 from diffwindow.data.store import Store
-from diffwindow.models.eval_mode import evaluating
 from diffwindow.models.language_model import LanguageModel, LanguageModelConfig
+from diffwindow.models.model import evaluating
 from diffwindow.progress import SILENT, Progress
 from diffwindow.special_tokens import PAD
 from diffwindow.tasks.metrics import count_words, word_perplexity
-from diffwindow.tasks.model_folder import save_folder
-from diffwindow.tasks.options import options_of
 from diffwindow.tasks.task import Loss, TensorBatch, sweep
 
 
@@ -105,7 +102,3 @@ class LanguageModeling:
         by_row, tokens = self.nll(model, split, progress=progress)
         nll = float(by_row.sum())
         return {"loss": nll / int(tokens.sum()), "perplexity": word_perplexity(nll, self.words(split))}
-
-    def save(self, model: nn.Module, folder: Path) -> None:
-        """Write the model and its tokenizer as a folder that `from_pretrained` reads."""
-        save_folder(model, self.store, options_of(self), folder)

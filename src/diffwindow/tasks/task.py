@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
 
 import numpy as np
@@ -65,9 +64,6 @@ class Task(Protocol[B]):
 
         Metrics that take long, such as BLEU, are computed only if they are the one to `watch`.
         """
-
-    def save(self, model: nn.Module, folder: Path) -> None:
-        """Write the model and its tokenizer as a folder that `from_pretrained` reads."""
 
 
 R = TypeVar("R")

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar, cast
 
 import numpy as np
@@ -13,13 +12,11 @@ from diffwindow.data.batching import collate, shift_right
 from diffwindow.data.store import Store
 from diffwindow.data.tokenizer import moses_detokenizer
 from diffwindow.decoding.translate import Search, translate
-from diffwindow.models.eval_mode import evaluating
+from diffwindow.models.model import evaluating
 from diffwindow.models.translator import Translator, TranslatorConfig
 from diffwindow.progress import SILENT, Progress
 from diffwindow.special_tokens import PAD
 from diffwindow.tasks.metrics import bleu_of, bleu_terms
-from diffwindow.tasks.model_folder import save_folder
-from diffwindow.tasks.options import options_of
 from diffwindow.tasks.task import Loss, TensorBatch, sweep
 
 
@@ -106,7 +103,3 @@ class Translation:
         language = self.store.languages.get("target")
         terms = bleu_terms(hypotheses, [plain(text) for text in references], language=language)
         return float(bleu_of(terms.sum(0, dtype=np.float64)))
-
-    def save(self, model: nn.Module, folder: Path) -> None:
-        """Write the model and its tokenizer as a folder that `from_pretrained` reads."""
-        save_folder(model, self.store, options_of(self), folder)

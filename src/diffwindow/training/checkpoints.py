@@ -11,7 +11,7 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
-from diffwindow.files import flush
+from diffwindow.files import replacing
 from diffwindow.models.weights import (
     WEIGHTS,
     CheckpointError,
@@ -19,7 +19,7 @@ from diffwindow.models.weights import (
     average_weights,
     read_weights,
     verify,
-    write_manifest,
+    write_folder,
 )
 
 # the layout of a run folder
@@ -43,23 +43,17 @@ class Checkpoint:
 def write_checkpoint(
     folder: Path, save_model: Callable[[Path], None], tensors: dict[str, Tensor], state: dict[str, Any]
 ) -> None:
-    """Write a checkpoint beside `folder`, flush it to disk, then rename it to `folder`."""
-    temporary = folder.with_name(f".{folder.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    try:
-        temporary.mkdir(parents=True)
+    """Write the model, the other tensors and the plain state, all or nothing."""
+
+    def write_files(temporary: Path) -> None:
         save_model(temporary)
         if tensors:
             # copies, because safetensors refuses tensors that share memory
-            save_file({name: x.detach().cpu().clone() for name, x in tensors.items()}, temporary / STATE)
-        write_manifest(temporary, state)
-        for path in temporary.iterdir():
-            flush(path)
-        flush(temporary)
-        _rename(temporary, folder)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
+            copies = {name: x.detach().cpu().clone() for name, x in tensors.items()}
+            with replacing(temporary / STATE) as path:
+                save_file(copies, path)
+
+    write_folder(folder, write_files, state)
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
@@ -71,24 +65,6 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     except ModelFileError as error:
         raise CheckpointError(str(error)) from error
     return Checkpoint(folder, weights, tensors, state)
-
-
-def _rename(temporary: Path, folder: Path) -> None:
-    """Replace a folder by another; the old one is moved aside first and removed last."""
-    old = folder.with_name(f".{folder.name}.old")
-    _remove(old)
-    if folder.exists() or folder.is_symlink():
-        folder.rename(old)
-    temporary.rename(folder)
-    flush(folder.parent)
-    _remove(old)
-
-
-def _remove(path: Path) -> None:
-    """Remove a folder; of a link to one, only the link."""
-    if path.is_symlink():
-        path.unlink()
-    shutil.rmtree(path, ignore_errors=True)
 
 
 class Checkpoints:

@@ -25,23 +25,19 @@ from diffwindow.data.recipe import Recipe
 from diffwindow.data.store import Store, corpus_hashes, is_store
 from diffwindow.files import (
     LOCK,
-    check_folder_place,
     locked,
     make_folder,
     read_json,
-    write_atomically,
     write_json,
 )
 from diffwindow.models.added_windows import add_windows, window_plan
-from diffwindow.models.pretrained import TOKENIZER, average_pretrained, read_fields
-from diffwindow.models.weights import MANIFEST, verify
+from diffwindow.models.model import TOKENIZER, read_fields
 from diffwindow.notation import parse_attention
 from diffwindow.progress import SILENT, Progress, show_progress
-from diffwindow.tasks.model_folder import TASK
+from diffwindow.tasks.model_folder import ModelFolder, find_model
 from diffwindow.tasks.presets import DECIDED_ELSEWHERE
 from diffwindow.tasks.registry import TASKS, AnyTask, model_config, task_of
 from diffwindow.tasks.task import Task
-from diffwindow.tasks.trained_model import Trained, model_folder
 from diffwindow.training.checkpoints import (
     CHECKPOINTS,
     CONFIG,
@@ -51,7 +47,6 @@ from diffwindow.training.checkpoints import (
     ORIGIN,
     STORE,
     Checkpoints,
-    write_checkpoint,
 )
 from diffwindow.training.config import Config, Draft, checked, differences
 from diffwindow.training.distributed import World, connected
@@ -140,7 +135,7 @@ class Run:
             path,
             self._recipe,
             # a fine-tuned model keeps its vocabulary
-            tokenizer=model_folder(Path(start)) / TOKENIZER if start and not path.exists() else None,
+            tokenizer=find_model(Path(start)) / TOKENIZER if start and not path.exists() else None,
             progress=progress,
         )
 
@@ -192,20 +187,9 @@ class Run:
                 f"{self.folder} has {len(updates)} checkpoints, not {last}; average fewer, or train with a "
                 "greater train.keep_last"
             )
-        check_folder_place(target)
-        if target.exists() and any(target.iterdir()) and not _is_model_of_a_run(target):
-            raise ValueError(f"{target} holds something other than the model of a run; choose another folder")
-        paths = [checkpoints.path(update) for update in updates[-last:]]
-        for path in paths:
-            verify(path)
-
-        def save(folder: Path) -> None:
-            average_pretrained(paths, folder)
-            # the same in every checkpoint
-            write_atomically(folder / TASK, (paths[-1] / TASK).read_bytes())
-
-        write_checkpoint(target, save, {}, {"updates": updates[-last:]})
-        return updates[-last:]
+        averaged = updates[-last:]
+        ModelFolder.average([checkpoints.path(update) for update in averaged], target, updates=averaged)
+        return averaged
 
     def _store_path(self) -> Path:
         given = self.config.data.path
@@ -252,11 +236,6 @@ def _commit() -> str | None:
     return done.stdout.strip() or None if done.returncode == 0 else None
 
 
-def _is_model_of_a_run(folder: Path) -> bool:
-    """Return whether a run wrote this folder; one that `save_pretrained` wrote to may hold other files."""
-    return (folder / MANIFEST).is_file() and not verify(folder).keys().isdisjoint(("update", "updates"))
-
-
 def train(config: Config, folder: Path, *, resume: bool = True, progress: Progress | None = None) -> Path:
     """Train in a run folder, from its newest checkpoint if it has one; return the final model's folder.
 
@@ -287,7 +266,11 @@ def train(config: Config, folder: Path, *, resume: bool = True, progress: Progre
             start = None if resumes or config.start is None else Path(config.start)
             build = task.build_model if start is None else partial(starting_model, task, start)
         try:
-            model = Trainer(cast(Task[Any], task), config.train, folder, world, progress, build=build).fit()
+            trainer = Trainer(
+                cast(Task[Any], task), config.train, folder, world, progress,
+                save=lambda model, path: ModelFolder.of(task, model, path).write(), build=build,
+            )  # fmt: skip
+            model = trainer.fit()
         except Interrupted:
             _draw_curves(folder, world, progress)
             raise
@@ -342,7 +325,7 @@ def follow_start(draft: Draft) -> None:
 
     Windows that the attention adds to a plain model start without effect: a multiplicative one gets a gate.
     """
-    fields: dict[str, Any] = read_fields(model_folder(Path(draft.values["start"])))
+    fields: dict[str, Any] = read_fields(find_model(Path(draft.values["start"])))
     task = draft.values.get("task", {}).get("kind")
     if task in TASKS:
         wanted = TASKS[task][1].model_fields["model"].default
@@ -367,7 +350,7 @@ def follow_start(draft: Draft) -> None:
 
 def starting_model(task: AnyTask, start: Path) -> nn.Module:
     """Return the task's model with the weights of a trained one; added windows do not change its outputs."""
-    trained = Trained.load(start)
+    trained = ModelFolder.read(start)
     # raises unless the vocabulary is the same
     trained.task(task.store)
     source, config, classes = trained.model, task.config, trained.classes_of(task.store)

@@ -55,7 +55,7 @@ class Trainer(Generic[B]):
     """Train a task's model in a run folder.
 
     A checkpoint holds the whole state and every batch has its own seed, so a resumed run has the same bits.
-    `build` builds the model to start from, by default the task's.
+    `save` writes a model's files to a folder; `build` builds the model to start from, by default the task's.
     """
 
     def __init__(
@@ -66,6 +66,7 @@ class Trainer(Generic[B]):
         world: World,
         progress: Progress = SILENT,
         *,
+        save: Callable[[nn.Module, Path], None],
         build: Callable[[], nn.Module] | None = None,
     ) -> None:
         self._task = task
@@ -73,6 +74,7 @@ class Trainer(Generic[B]):
         self._folder = folder
         self._world = world
         self._progress = progress
+        self._save_files = save
         self._checkpoints = RunCheckpoints(folder, config, world)
         check_validation(task, config)
         seed_everything(config.seed)
@@ -269,7 +271,7 @@ class Trainer(Generic[B]):
             return validate(self._task, self._model, self._config.watch, self._progress)
 
     def _save_model(self, folder: Path) -> None:
-        self._task.save(self._model, folder)
+        self._save_files(self._model, folder)
 
     def _save(self, *, again: bool = False) -> None:
         """Write a checkpoint unless this update has one; write it `again` even then."""

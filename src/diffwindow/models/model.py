@@ -1,8 +1,8 @@
-"""Model folders: `model.safetensors`, `config.json` and, where there is one, `tokenizer.json`."""
+"""Model: what all our models share, to save and load them and to run them without dropout and gradients."""
 
 import os
-import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
@@ -16,7 +16,6 @@ from diffwindow.models.weights import (
     MANIFEST,
     WEIGHTS,
     ModelFileError,
-    average_weights,
     read_weights,
     verify,
     write_manifest,
@@ -28,7 +27,7 @@ CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
 Folder = str | os.PathLike[str]
 C = TypeVar("C", bound=ModelConfig)
-M = TypeVar("M", bound="PretrainedModel[Any]")
+M = TypeVar("M", bound="Model[Any]")
 
 
 @runtime_checkable
@@ -39,7 +38,7 @@ class Savable(Protocol):
         """Write the file."""
 
 
-class PretrainedModel(nn.Module, Generic[C]):
+class Model(nn.Module, Generic[C]):
     """A model that can be saved as a folder and made from one."""
 
     config_class: ClassVar[type[ModelConfig]]
@@ -74,39 +73,41 @@ class PretrainedModel(nn.Module, Generic[C]):
         """Write the model to a folder, each file whole or not at all; other files there are left alone."""
         path = Path(folder)
         path.mkdir(parents=True, exist_ok=True)
+        self.write_files(path, tokenizer)
+        write_manifest(path, {}, (CONFIG, TOKENIZER, WEIGHTS))
+        flush(path)
+
+    def write_files(self, folder: Path, tokenizer: Savable | None = None) -> None:
+        """Write weights, config and tokenizer, without the manifest of their hashes."""
         if tokenizer is not None:
-            with replacing(path / TOKENIZER) as temporary:
+            with replacing(folder / TOKENIZER) as temporary:
                 tokenizer.save(str(temporary))
-        _write_model(path, self.state_dict(), self.config.model_dump_json(indent=2))
+        write_model_files(folder, self.state_dict(), self.config.model_dump_json(indent=2))
 
 
-def average_pretrained(sources: Sequence[Folder], folder: Folder) -> None:
-    """Write to `folder` the average of models, each a folder or a weight file saved from one.
-
-    `weights.last_checkpoints(run, 5)` gives the last five of a training run. The config comes from the
-    weights and the tokenizer from the last source that has one beside it.
-    """
-    files = [Path(source) / WEIGHTS if Path(source).is_dir() else Path(source) for source in sources]
-    tensors, config = average_weights(files)
-    if config is None:
-        raise ModelFileError(
-            f"{files[0]} does not say which config it belongs to; save it with save_pretrained"
-        )
-    target = Path(folder)
-    target.mkdir(parents=True, exist_ok=True)
-    for tokenizer in (file.parent / TOKENIZER for file in reversed(files)):
-        if tokenizer.is_file():
-            with replacing(target / TOKENIZER) as temporary:
-                shutil.copyfile(tokenizer, temporary)
-            break
-    _write_model(target, tensors, config)
+@contextmanager
+def in_eval_mode(model: nn.Module) -> Iterator[None]:
+    """Switch dropout off in the context; afterwards each module has its own mode back."""
+    before = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in before:
+            module.training = training
 
 
-def _write_model(folder: Path, tensors: Mapping[str, Tensor], config: str) -> None:
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[str]:
+    """Switch dropout and gradients off in the context, which is given the model's device."""
+    with in_eval_mode(model), torch.no_grad():
+        yield str(next(model.parameters()).device)
+
+
+def write_model_files(folder: Path, tensors: Mapping[str, Tensor], config: str) -> None:
+    """Write weights and the JSON of their config to a folder."""
     write_weights(folder / WEIGHTS, tensors, config)
     write_atomically(folder / CONFIG, f"{config}\n".encode())
-    write_manifest(folder, {}, (CONFIG, TOKENIZER, WEIGHTS))
-    flush(folder)
 
 
 def read_fields(folder: Path) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from safetensors.torch import load_file, save_file
 
 from diffwindow.models.classifier import Classifier, ClassifierConfig
 from diffwindow.models.language_model import LanguageModel, LanguageModelConfig
-from diffwindow.models.pretrained import average_pretrained
 from diffwindow.models.translator import Translator, TranslatorConfig
 from diffwindow.models.weights import (
     CheckpointError,
@@ -20,6 +19,7 @@ from diffwindow.models.weights import (
     last_checkpoints,
     write_manifest,
 )
+from diffwindow.tasks.model_folder import ModelFolder
 
 SMALL = {"vocab_size": 12, "embed_dim": 8, "ffn_dim": 16, "num_heads": 2}
 MODELS = {
@@ -192,13 +192,13 @@ def test_the_average_is_the_mean_of_each_weight(tmp_path):
     models = [MODELS["translator"]() for _ in range(3)]
     for update, model in enumerate(models):
         model.save_pretrained(tmp_path / f"update-{update * 50}")
-    average_pretrained(
+    ModelFolder.average(
         [tmp_path / "update-0", tmp_path / "update-50" / "model.safetensors"], tmp_path / "two"
     )
     two = Translator.from_pretrained(tmp_path / "two").state_dict()
     for name, tensor in two.items():
         torch.testing.assert_close(tensor, (models[0].state_dict()[name] + models[1].state_dict()[name]) / 2)
-    average_pretrained(last_checkpoints(tmp_path, 2), tmp_path / "last")
+    ModelFolder.average(last_checkpoints(tmp_path, 2), tmp_path / "last")
     last = Translator.from_pretrained(tmp_path / "last").state_dict()
     for name, tensor in last.items():
         torch.testing.assert_close(tensor, (models[1].state_dict()[name] + models[2].state_dict()[name]) / 2)
@@ -228,9 +228,9 @@ def test_different_models_are_not_averaged(tmp_path):
     MODELS["translator"]().save_pretrained(tmp_path / "a")
     MODELS["classifier"]().save_pretrained(tmp_path / "b")
     with pytest.raises(ModelFileError, match="is not of the same model as"):
-        average_pretrained([tmp_path / "a", tmp_path / "b"], tmp_path / "c")
+        ModelFolder.average([tmp_path / "a", tmp_path / "b"], tmp_path / "c")
     with pytest.raises(ModelFileError, match="nothing to average"):
-        average_pretrained([], tmp_path / "c")
+        ModelFolder.average([], tmp_path / "c")
     assert not (tmp_path / "c").exists()
 
 
