@@ -211,7 +211,7 @@ def test_languages_are_recorded_and_used_by_moses(pairs, tmp_path):
     known = pairs.adjusted(languages={"source": "en", "target": "fr"}, moses="auto")
     store = prepare(known, tmp_path / "store")
     assert store.languages == {"source": "en", "target": "fr"}
-    assert store.manifest["settings"]["moses"] == store.languages
+    assert store.manifest.settings.moses == store.languages
     assert prepare(pairs, tmp_path / "unknown").languages == {}
     # what Moses is told is known too
     assert pairs.adjusted(moses="en,fr").languages == {"source": "en", "target": "fr"}
@@ -226,7 +226,7 @@ def test_unknown_and_misspelled_languages_are_named(pairs):
 
 def test_a_small_corpus_gets_a_small_vocabulary(pairs, tmp_path):
     store = prepare(pairs, tmp_path / "store")
-    assert store.manifest["settings"]["vocabulary"]["size"] == 1024
+    assert store.manifest.settings.vocabulary.size == 1024
     assert prepare(pairs.adjusted(vocab_size=300), tmp_path / "other").tokenizer.vocab_size <= 300
 
 
@@ -243,6 +243,6 @@ def test_two_spellings_of_a_label_are_one_class_unless_asked(tmp_path):
     exact = prepare(labelled_recipe({"train": path}, normalization="none"), tmp_path / "exact")
     assert exact.labels == tuple(sorted(label for _, label in rows))
     assert [exact.labels[row["label"]] for row in exact.split("train")] == [label for _, label in rows]
-    recorded = [one.manifest["settings"]["normalization"] for one in (store, exact)]
+    recorded = [one.manifest.settings.normalization for one in (store, exact)]
     assert recorded == ["nfc", "none"]
     assert (store.tokenizer.normalization, exact.tokenizer.normalization) == ("nfc", "none")

@@ -229,9 +229,9 @@ def test_a_bad_row_leaves_no_store(tmp_path):
         prepare(bad, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     store = prepare(bad, tmp_path / "out", skip_bad=True)
-    found = store.manifest["splits"]["train"]["found"]
-    assert (found["rows"], found["skipped"]) == (1, {"empty source": 1})
-    assert found["first_skipped"]["empty source"].endswith("a.en, line 2")
+    found = store.manifest.splits["train"].found
+    assert (found.rows, found.skipped) == (1, {"empty source": 1})
+    assert found.first_skipped["empty source"].endswith("a.en, line 2")
 
 
 def test_an_empty_split_is_an_error(tmp_path):

@@ -40,10 +40,10 @@ def test_rows_are_the_generated_examples(agreement_store):
 
 
 def test_manifest_counts(agreement_store):
-    entry = agreement_store.manifest["splits"]["train"]
-    assert entry["rows"] == 300
-    assert entry["tokens"]["text"] == len(agreement_store.split("train").stream("text"))
-    assert sum(entry["found"]["labels"].values()) == 300
+    entry = agreement_store.manifest.splits["train"]
+    assert entry.rows == 300
+    assert entry.tokens["text"] == len(agreement_store.split("train").stream("text"))
+    assert sum(entry.found.labels.values()) == 300
     agreement_store.verify()
 
 

@@ -43,15 +43,20 @@ def test_each_task_has_its_rows_metric_and_split(agreement_store, reorder_store,
 
 def test_the_validation_set_serves_where_there_is_no_test_set(agreement_store):
     manifest = read_manifest(agreement_store.folder)
-    splits = {name: manifest["splits"][name] for name in ("train", "valid")}
+    splits = {name: manifest.splits[name] for name in ("train", "valid")}
     table, _ = own_table(
-        agreement_store.folder, manifest | {"splits": splits}, ["Enc( AW )", "Enc(MW)+positions=rotary"], []
+        agreement_store.folder,
+        manifest.model_copy(update={"splits": splits}),
+        ["Enc( AW )", "Enc(MW)+positions=rotary"],
+        [],
     )
     assert table.columns[0].split == "valid"
     # rows are as the notation spells them, and the first is the baseline
     assert [row.key for row in table.rows] == ["Enc(AW)", "Enc(MW)+positions=rotary"]
     with pytest.raises(ValueError, match="has no validation set"):
-        own_table(agreement_store.folder, manifest | {"splits": {"train": splits["train"]}}, [], [])
+        own_table(
+            agreement_store.folder, manifest.model_copy(update={"splits": {"train": splits["train"]}}), [], []
+        )
 
 
 @pytest.fixture

@@ -6,14 +6,22 @@ from diffwindow.data.corpora import recipe_of
 from diffwindow.data.own_files import plain_text
 from diffwindow.data.prepare import prepare
 from diffwindow.data.recipe import Recipe
+from diffwindow.data.store import Manifest
 from diffwindow.tasks.presets import SIZES, describe_sizes, example_settings, preset, size_of
 from diffwindow.training.overrides import resolve
 
 
 def manifest(task, tokens, rows, *splits):
     field = "target" if task == "translation" else "text"
-    train = {"rows": rows, "tokens": {field: tokens}}
-    return {"task": task, "splits": {"train": train} | dict.fromkeys(splits)}
+    parts = {"sequences": [field], "columns": [], "found": {"labels": {}}, "files": {}}
+    entry = {"rows": rows, "tokens": {field: tokens}, **parts}
+    settings = {"corpus": "own", "moses": {}}
+    return Manifest(
+        task=task,
+        tokenizer={"sha256": ""},
+        settings=settings,
+        splits=dict.fromkeys(("train", *splits), entry),
+    )
 
 
 @pytest.mark.parametrize("task", SIZES)

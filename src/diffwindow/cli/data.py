@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from diffwindow.data.prepare import Estimate
     from diffwindow.data.readers import Columns
     from diffwindow.data.recipe import Recipe
+    from diffwindow.data.store import SplitEntry
     from diffwindow.data.tokenizer import Normalization
 
 app = typer.Typer(help="The corpora: what there is, and how to get it.", no_args_is_help=True)
@@ -211,19 +212,19 @@ def _run(
     if store.task == "translation":
         known = ", ".join(f"{field} {language}" for field, language in store.languages.items())
         print(f"  languages: {known or 'unknown; name them with --source-lang and --target-lang'}")
-    for split, entry in store.manifest["splits"].items():
+    for split, entry in store.manifest.splits.items():
         print(f"  {split}: {_described(entry, store.labels)}")
-    for split, other in _same_rows(store.manifest["splits"]):
+    for split, other in _same_rows(store.manifest.splits):
         print(
             f"{split} has the same rows as {other}: its scores will say nothing of new text", file=sys.stderr
         )
 
 
-def _same_rows(splits: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _same_rows(splits: dict[str, SplitEntry]) -> Iterator[tuple[str, str]]:
     """Yield each split that holds the very rows of an earlier one, and that one."""
     seen: dict[frozenset[tuple[str, str]], str] = {}
     for split, entry in splits.items():
-        files = {name.partition(".")[2]: file["sha256"] for name, file in entry["files"].items()}
+        files = {name.partition(".")[2]: file.sha256 for name, file in entry.files.items()}
         other = seen.setdefault(frozenset(files.items()), split)
         if other != split:
             yield split, other
@@ -235,16 +236,16 @@ def _show_estimate(expected: Estimate, workers: int) -> None:
     print(f"about {rows} rows, {size}, {_duration(expected.seconds)} with {workers} workers")
 
 
-def _described(entry: dict[str, Any], names: Sequence[str]) -> str:
-    tokens = ", ".join(f"{field} {count:,} tokens" for field, count in entry["tokens"].items())
-    found = entry["found"]
-    counts = [f"{names[int(label)]}: {count:,}" for label, count in found["labels"].items()]
+def _described(entry: SplitEntry, names: Sequence[str]) -> str:
+    tokens = ", ".join(f"{field} {count:,} tokens" for field, count in entry.tokens.items())
+    found = entry.found
+    counts = [f"{names[int(label)]}: {count:,}" for label, count in found.labels.items()]
     labels = f", labels {', '.join(shortened_list(counts))}" if counts else ""
     skipped = "".join(
-        f"; skipped {count:,}: {problem} (first: {found['first_skipped'][problem]})"
-        for problem, count in found["skipped"].items()
+        f"; skipped {count:,}: {problem} (first: {found.first_skipped[problem]})"
+        for problem, count in found.skipped.items()
     )
-    return f"{entry['rows']:,} rows, {tokens}{labels}{skipped}"
+    return f"{entry.rows:,} rows, {tokens}{labels}{skipped}"
 
 
 def shortened_list(items: Sequence[str], limit: int = 20) -> list[str]:

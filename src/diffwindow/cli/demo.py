@@ -122,7 +122,7 @@ def _corpus(out: Path, *, seed: int, rows: int) -> Path:
         return replace(small, splits=small.splits | {"test": larger.splits["test"]})
 
     store = open_or_prepare(out / "data", recipe)
-    sentences, own_seed = len(store.split("train")), store.manifest["settings"]["variant"].get("seed")
+    sentences, own_seed = len(store.split("train")), store.manifest.settings.variant.get("seed")
     if (sentences, own_seed) != (rows, seed):
         raise ValueError(
             f"{store.folder} has {sentences:,} sentences of seed {own_seed}, not {rows:,} of seed {seed}; "

@@ -22,7 +22,15 @@ from diffwindow.data.encoding import (
 )
 from diffwindow.data.lines import Audit, CorpusError, Row
 from diffwindow.data.recipe import Recipe, Source
-from diffwindow.data.store import TASKS, Store
+from diffwindow.data.store import (
+    TASKS,
+    Found,
+    Manifest,
+    SplitEntry,
+    Store,
+    StoreSettings,
+    TokenizerEntry,
+)
 from diffwindow.data.tokenizer import Tokenizer, token_dtype
 from diffwindow.data.writer import Chunk, PartialStore, SplitWriter, is_finished
 from diffwindow.files import sha256_of
@@ -145,32 +153,30 @@ def _empty(recipe: Recipe, split: str, audit: Audit) -> CorpusError:
     return CorpusError(f"the {split} split is empty: {files} has no good row{bad}")
 
 
-def _manifest(recipe: Recipe, partial: PartialStore, fingerprint: dict[str, Any]) -> dict[str, Any]:
-    tokenizer = Tokenizer.load(partial.tokenizer_file)
+def _manifest(recipe: Recipe, partial: PartialStore, fingerprint: dict[str, Any]) -> Manifest:
+    tokenizer, sha256 = Tokenizer.load(partial.tokenizer_file), sha256_of(partial.tokenizer_file)
     itemsize = token_dtype(tokenizer.vocab_size).itemsize
-    splits: dict[str, Any] = {}
+    splits: dict[str, SplitEntry] = {}
     for split in recipe.splits:
-        state = partial.state["splits"][split]
-        names = [name.split(".")[-2:] for name in state["bytes"]]
-        splits[split] = {
-            "rows": state["rows"],
-            "sequences": [field for field, kind in names if kind == "tokens"],
-            "columns": [field for field, kind in names if kind == "values"],
-            "tokens": {
-                field: state["bytes"][f"{split}.{field}.tokens"] // itemsize
-                for field, kind in names
-                if kind == "tokens"
-            },
-            "found": state["found"],
-            "inputs": fingerprint["inputs"][split],
-        }
-    return {
-        "task": fingerprint["task"],
-        "tokenizer": {"kind": tokenizer.kind, "vocab_size": tokenizer.vocab_size},
-        "settings": fingerprint["settings"],
-        "options": fingerprint["options"],
-        "splits": splits,
-    }
+        state, files = partial.state["splits"][split], partial.hash_files(split)
+        names = [name.split(".")[-2:] for name in files]
+        sequences = tuple(field for field, kind in names if kind == "tokens")
+        splits[split] = SplitEntry(
+            rows=state["rows"],
+            sequences=sequences,
+            columns=tuple(field for field, kind in names if kind == "values"),
+            tokens={field: files[f"{split}.{field}.tokens"].bytes // itemsize for field in sequences},
+            found=Found(**state["found"]),
+            inputs=fingerprint["inputs"][split],
+            files=files,
+        )
+    return Manifest(
+        task=fingerprint["task"],
+        tokenizer=TokenizerEntry(sha256=sha256, kind=tokenizer.kind, vocab_size=tokenizer.vocab_size),
+        settings=StoreSettings(**fingerprint["settings"]),
+        options=fingerprint["options"],
+        splits=splits,
+    )
 
 
 @dataclass(frozen=True)

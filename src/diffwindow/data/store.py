@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from diffwindow.data.tokenizer import Tokenizer, token_dtype
 from diffwindow.files import read_json, sha256_of, write_json
@@ -97,7 +97,7 @@ class Store:
     """An opened folder that `diffwindow prepare` wrote."""
 
     def __init__(
-        self, folder: Path, manifest: dict[str, Any], tokenizer: Tokenizer, splits: dict[str, Split]
+        self, folder: Path, manifest: Manifest, tokenizer: Tokenizer, splits: dict[str, Split]
     ) -> None:
         self.folder = folder
         self.manifest = manifest
@@ -111,35 +111,32 @@ class Store:
         folder = Path(folder)
         manifest = read_manifest(folder)
         tokenizer_file = folder / "tokenizer.json"
-        if not tokenizer_file.exists() or sha256_of(tokenizer_file) != manifest["tokenizer"]["sha256"]:
+        if not tokenizer_file.exists() or sha256_of(tokenizer_file) != manifest.tokenizer.sha256:
             raise ValueError(
                 f"{tokenizer_file} is not the tokenizer that {folder} was made with; put the original back, "
                 "or prepare the corpus again"
             )
         tokenizer = Tokenizer.load(tokenizer_file)
         splits = {
-            name: _open_split(folder, name, entry, tokenizer) for name, entry in manifest["splits"].items()
+            name: _open_split(folder, name, entry, tokenizer) for name, entry in manifest.splits.items()
         }
         return cls(folder, manifest, tokenizer, splits)
 
     @property
     def task(self) -> str:
         """`translation`, `classification` or `lm`."""
-        return str(self.manifest["task"])
+        return self.manifest.task
 
     @property
     def labels(self) -> tuple[str, ...]:
         """Names of the classes by number; numerals in a store that names none."""
-        settings: dict[str, Any] = self.manifest["settings"]
-        numbers = [int(n) for entry in self.manifest["splits"].values() for n in entry["found"]["labels"]]
-        names = settings.get("labels") or map(str, range(max(numbers, default=-1) + 1))
-        return tuple(names)
+        numbers = [int(n) for entry in self.manifest.splits.values() for n in entry.found.labels]
+        return self.manifest.settings.labels or tuple(map(str, range(max(numbers, default=-1) + 1)))
 
     @property
     def languages(self) -> dict[str, str]:
-        """The known languages by text field; Moses's, where a store is older than this record."""
-        settings: dict[str, Any] = self.manifest["settings"]
-        return dict(settings["moses"] | settings.get("languages", {}))
+        """The known languages by text field."""
+        return self.manifest.settings.moses | self.manifest.settings.languages
 
     def __len__(self) -> int:
         return sum(map(len, self.splits.values()))
@@ -149,7 +146,7 @@ class Store:
         if name not in self.splits:
             raise ValueError(f"{self.folder} has no split {name!r}; it has {', '.join(self.splits)}")
         if name not in self._verified:
-            files = self.manifest["splits"][name]["files"]
+            files = self.manifest.splits[name].files
             memory = Memory(self.folder)
             # taken before the files are read: a change meanwhile must not pass as verified
             marks = memory.marks(files)
@@ -165,7 +162,7 @@ class Store:
             self._verify(name)
 
     def _verify(self, name: str) -> None:
-        for path in changed_files(self.folder, self.manifest["splits"][name]["files"]):
+        for path in changed_files(self.folder, self.manifest.splits[name].files):
             raise ValueError(
                 f"{path} (split {name!r}) has changed since it was prepared; put the original back, "
                 "or prepare the corpus again"
@@ -174,25 +171,26 @@ class Store:
             check_ids(self.folder / f"{name}.{field}.tokens", sequences.tokens, self.tokenizer.vocab_size)
 
 
-def _open_split(folder: Path, name: str, entry: dict[str, Any], tokenizer: Tokenizer) -> Split:
+def _open_split(folder: Path, name: str, entry: SplitEntry, tokenizer: Tokenizer) -> Split:
     dtype = token_dtype(tokenizer.vocab_size)
     sequences = {}
-    for field in entry["sequences"]:
+    for field in entry.sequences:
         tokens = _mapped(folder, f"{name}.{field}.tokens", entry, dtype)
         offsets = _mapped(folder, f"{name}.{field}.offsets", entry, OFFSET_DTYPE)
-        check_offsets(folder / f"{name}.{field}.offsets", offsets, len(tokens), entry["rows"])
+        check_offsets(folder / f"{name}.{field}.offsets", offsets, len(tokens), entry.rows)
         sequences[field] = Sequences(tokens, offsets)
     columns = {}
-    for field in entry["columns"]:
+    for field in entry.columns:
         values = columns[field] = _mapped(folder, f"{name}.{field}.values", entry, VALUE_DTYPE)
         allowed = labels_of(entry) if field == "label" else None
-        check_column(folder / f"{name}.{field}.values", values, entry["rows"], allowed)
+        check_column(folder / f"{name}.{field}.values", values, entry.rows, allowed)
     return Split(name, sequences, columns)
 
 
-def _mapped(folder: Path, file: str, entry: dict[str, Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+def _mapped(folder: Path, file: str, entry: SplitEntry, dtype: np.dtype[Any]) -> NDArray[Any]:
     """Map a file to memory; raise unless it has the size that its manifest gives."""
-    path, expected = folder / file, entry["files"].get(file, {}).get("bytes", 0)
+    path = folder / file
+    expected = entry.files[file].bytes if file in entry.files else 0
     size = path.stat().st_size if path.is_file() else 0
     if size != expected or size % dtype.itemsize:
         raise ValueError(
@@ -205,7 +203,7 @@ def _mapped(folder: Path, file: str, entry: dict[str, Any], dtype: np.dtype[Any]
         return np.frombuffer(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ), dtype)
 
 
-FORMAT = 1
+FORMAT: Literal[1] = 1
 MANIFEST = "manifest.json"
 MEMORY = ".verified.json"
 # arrays are checked in pieces, so that a store larger than memory needs little of it
@@ -216,45 +214,78 @@ Name = Annotated[str, Field(pattern=r"^[^/\\\x00]+$")]
 Count = Annotated[int, Field(ge=0)]
 
 
-class _File(BaseModel):
+# The manifest is written with its fields in this order. Fields with defaults are missing in older stores.
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class StoredFile(_Part):
+    """Size and hash of a file."""
+
     bytes: Count
     sha256: str
 
 
-class _Found(BaseModel):
+class Found(_Part):
+    """What the reader of a split found: rows, rows by label, and skipped rows by problem."""
+
+    rows: Count = 0
     labels: dict[Annotated[str, Field(pattern=r"^-?\d{1,9}$")], Count]
+    skipped: dict[str, Count] = {}
+    first_skipped: dict[str, str] = {}
 
 
-class _Split(BaseModel):
+class SplitEntry(_Part):
+    """A split: rows, fields, tokens by field, and its files by name; `inputs` are what it was made from."""
+
     rows: Count
-    sequences: Annotated[list[Name], Field(min_length=1)]
-    columns: list[Name]
+    sequences: Annotated[tuple[Name, ...], Field(min_length=1)]
+    columns: tuple[Name, ...]
     tokens: dict[Name, Count]
-    found: _Found
-    files: dict[Name, _File]
+    found: Found
+    inputs: list[dict[str, Any]] | None = None
+    files: dict[Name, StoredFile]
 
 
-class _Tokenizer(BaseModel):
+class TokenizerEntry(_Part):
+    """Hash, kind and size of the tokenizer."""
+
     sha256: str
+    kind: str = ""
+    vocab_size: Count = 0
 
 
-class _Settings(BaseModel):
+class VocabularySettings(_Part):
+    """The vocabulary that was asked for; without a size, a vocabulary of words has all."""
+
+    kind: str
+    size: int | None
+
+
+class StoreSettings(_Part):
+    """The settings of a store, see `Recipe`."""
+
     corpus: str
-    # stores from before it was recorded
+    vocabulary: VocabularySettings | None = None
     normalization: Literal["nfc", "none"] = "none"
     moses: dict[str, str]
     languages: dict[str, str] = {}
-    labels: list[str] = []
+    labels: tuple[str, ...] = ()
+    variant: dict[str, Any] = {}
 
 
-class _Manifest(BaseModel):
+class Manifest(_Part):
+    """What a store holds and what it was made from."""
+
+    format: Literal[1] = FORMAT
     task: Literal["translation", "classification", "lm"]
-    tokenizer: _Tokenizer
-    settings: _Settings
-    splits: dict[Name, _Split]
+    tokenizer: TokenizerEntry
+    settings: StoreSettings
+    options: dict[str, Any] | None = None
+    splits: dict[Name, SplitEntry]
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
+def read_manifest(folder: Path) -> Manifest:
     """Read a store's manifest; raise if a field is missing or of the wrong type."""
     path = folder / MANIFEST
     if not path.exists():
@@ -268,22 +299,18 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             "prepare the corpus again"
         )
     try:
-        _Manifest.model_validate(manifest)
+        return Manifest.model_validate(manifest)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
         raise ValueError(f"{path} is damaged at {place!r}; prepare the corpus again") from None
-    return manifest
 
 
-def corpus_hashes(manifest: dict[str, Any]) -> dict[str, str]:
+def corpus_hashes(manifest: Manifest) -> dict[str, str]:
     """Return hashes of a store's tokenizer and of the files of its splits, which decide what is computed."""
-    files = {name: entry["files"] for name, entry in manifest["splits"].items()}
+    files = {name: entry.model_dump()["files"] for name, entry in manifest.splits.items()}
     text = json.dumps(files, sort_keys=True)
-    return {
-        "tokenizer": manifest["tokenizer"]["sha256"],
-        "splits": hashlib.sha256(text.encode()).hexdigest(),
-    }
+    return {"tokenizer": manifest.tokenizer.sha256, "splits": hashlib.sha256(text.encode()).hexdigest()}
 
 
 def check_offsets(path: Path, offsets: NDArray[np.int64], tokens: int, rows: int) -> None:
@@ -317,16 +344,16 @@ def check_ids(path: Path, tokens: NDArray[Any], vocab_size: int) -> None:
             )
 
 
-def labels_of(entry: dict[str, Any]) -> range | None:
+def labels_of(entry: SplitEntry) -> range | None:
     """Return the range of a split's labels, by its manifest; None if it has no labels."""
-    labels = [int(label) for label in entry["found"]["labels"]]
+    labels = [int(label) for label in entry.found.labels]
     return range(min(labels), max(labels) + 1) if labels else None
 
 
-def changed_files(folder: Path, files: dict[str, Any]) -> Iterator[Path]:
+def changed_files(folder: Path, files: dict[str, StoredFile]) -> Iterator[Path]:
     """Hash files and yield those that differ from the manifest."""
     for name, expected in files.items():
-        if sha256_of(folder / name) != expected["sha256"]:
+        if sha256_of(folder / name) != expected.sha256:
             yield folder / name
 
 
@@ -343,11 +370,11 @@ class Memory:
         except (OSError, ValueError):
             self._known = {}
 
-    def marks(self, files: dict[str, Any]) -> dict[str, list[Any]]:
+    def marks(self, files: dict[str, StoredFile]) -> dict[str, list[Any]]:
         """Return what tells each file from a changed one without reading it."""
         stats = {name: (self._folder / name).stat() for name in files}
         return {
-            name: [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, files[name]["sha256"]]
+            name: [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, files[name].sha256]
             for name, stat in stats.items()
         }
 

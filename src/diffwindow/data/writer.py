@@ -14,7 +14,15 @@ from typing import IO, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from diffwindow.data.store import FORMAT, MANIFEST, MEMORY, OFFSET_DTYPE, VALUE_DTYPE, read_manifest
+from diffwindow.data.store import (
+    MANIFEST,
+    MEMORY,
+    OFFSET_DTYPE,
+    VALUE_DTYPE,
+    Manifest,
+    StoredFile,
+    read_manifest,
+)
 from diffwindow.files import (
     LOCK,
     flush,
@@ -141,15 +149,16 @@ class PartialStore:
         """Record the state, so that the same call resumes from it."""
         write_json(self.folder / PROGRESS, self.state)
 
-    def finish(self, manifest: dict[str, Any]) -> None:
-        """Hash the files, write the manifest, and rename the folder to its final name."""
-        for split, entry in manifest["splits"].items():
-            sizes = self.state["splits"][split]["bytes"]
-            entry["files"] = {
-                name: {"bytes": size, "sha256": sha256_of(self.folder / name)} for name, size in sizes.items()
-            }
-        tokenizer = {"sha256": sha256_of(self.tokenizer_file)} | manifest["tokenizer"]
-        write_json(self.folder / MANIFEST, {"format": FORMAT} | manifest | {"tokenizer": tokenizer})
+    def hash_files(self, split: str) -> dict[str, StoredFile]:
+        """Hash the files of a split."""
+        return {
+            name: StoredFile(bytes=size, sha256=sha256_of(self.folder / name))
+            for name, size in self.state["splits"][split]["bytes"].items()
+        }
+
+    def finish(self, manifest: Manifest) -> None:
+        """Write the manifest, and rename the folder to its final name."""
+        write_json(self.folder / MANIFEST, manifest.model_dump(mode="json"))
         flush(self.folder)
         self.folder.rename(self.out)
         flush(self.out.parent)
@@ -162,11 +171,11 @@ def is_finished(out: Path, fingerprint: dict[str, Any]) -> bool:
     if not (out / MANIFEST).exists() or (out / PROGRESS).exists():
         return False
     manifest = read_manifest(out)
-    if "options" not in manifest:
+    if manifest.options is None:
         # a store from before they were recorded
         return False
-    before = {name: manifest.get(name) for name in fingerprint}
-    before["inputs"] = {split: entry.get("inputs") for split, entry in manifest["splits"].items()}
+    before = manifest.model_dump(mode="json", include={"task", "settings", "options"})
+    before["inputs"] = {split: entry.inputs for split, entry in manifest.splits.items()}
     for name, value in json.loads(json.dumps(fingerprint)).items():
         if before[name] != value:
             raise ValueError(

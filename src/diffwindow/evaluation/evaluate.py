@@ -101,7 +101,7 @@ def _classification(trained: ModelFolder, task: Classification, split: str, prog
         "accuracy": asdict(accuracy(int(right.sum()), len(right))),
         "loss": float(predictions.nll.mean()),
     }
-    if task.store.manifest["settings"].get("labels"):
+    if task.store.manifest.settings.labels:
         labels, names = columns["label"].astype(np.int64), task.store.labels
         metrics["by_label"] = {names[n]: asdict(group) for n, group in accuracy_by(right, labels).items()}
     metrics["by_length"] = _by_size(right, task.lengths(split)[0])

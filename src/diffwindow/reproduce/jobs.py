@@ -191,10 +191,11 @@ def make_store(
 
 def _check_store(experiment: Experiment, data: Path) -> None:
     """Raise unless a store holds the corpus, vocabulary and share of rows of an experiment."""
-    settings = read_manifest(data)["settings"]
+    settings = read_manifest(data).settings
     size = experiment.vocab_size or corpus_of(experiment.corpus_name).vocabulary.size
     wanted = (experiment.corpus_name, size, experiment.kept)
-    actual = (settings["corpus"], settings["vocabulary"]["size"], settings["variant"].get("kept", 1000))
+    actual_size = settings.vocabulary and settings.vocabulary.size
+    actual = (settings.corpus, actual_size, settings.variant.get("kept", 1000))
     if actual != wanted:
         raise ValueError(
             f"{data} holds {actual[0]} with a vocabulary of {actual[1] or 'all words'} and {actual[2]} ‰ of "

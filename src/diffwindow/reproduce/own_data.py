@@ -6,8 +6,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+from diffwindow.data.store import Manifest
 from diffwindow.notation import parse_attention
 from diffwindow.reproduce.jobs import Job, jobs_of
 from diffwindow.reproduce.scales import Experiment, Scale
@@ -29,15 +29,15 @@ _TASKS: dict[str, tuple[str, Metric, tuple[str, ...]]] = {
 
 
 def own_table(
-    store: Path, manifest: dict[str, Any], keys: Sequence[str], overrides: Sequence[str]
+    store: Path, manifest: Manifest, keys: Sequence[str], overrides: Sequence[str]
 ) -> tuple[Table, Scale]:
     """Return the table of a prepared corpus, and the scale that trains it with sizes that suit it.
 
     Without `keys`, the rows are those of the task; the first is what the others are compared with.
     Models are scored on the test set, or on the validation set if there is no other.
     """
-    preset, metric, usual = _TASKS[manifest["task"]]
-    splits = manifest["splits"]
+    preset, metric, usual = _TASKS[manifest.task]
+    splits = manifest.splits
     if "valid" not in splits:
         raise ValueError(f"{store} has no validation set; prepare it with one, and with a test set")
     column = Column(NAME, store.name, metric, "test" if "test" in splits else "valid")

@@ -91,7 +91,7 @@ class Classification:
         """Weights of the classes: examples / (classes · examples of the class)."""
         if self.class_weights is None:
             return None
-        counts = self.store.manifest["splits"]["train"]["found"]["labels"]
+        counts = self.store.manifest.splits["train"].found.labels
         numbers = [counts.get(str(label), 0) for label in range(self.config.num_classes)]
         return torch.tensor([sum(numbers) / (len(numbers) * n) if n else 0.0 for n in numbers])
 

@@ -53,10 +53,10 @@ class Record(BaseModel):
     @classmethod
     def of(cls, task: AnyTask) -> Self:
         """Return the record of a task's model."""
-        store, settings = task.store, task.store.manifest["settings"]
+        store, settings = task.store, task.store.manifest.settings
         return cls(
-            corpus=settings["corpus"],
-            moses=settings["moses"],
+            corpus=settings.corpus,
+            moses=settings.moses,
             languages=store.languages,
             labels=store.labels,
             options=options_of(task),
@@ -162,7 +162,7 @@ class ModelFolder:
 
     def task(self, store: Store) -> AnyTask:
         """Build the task of evaluating the model on a store, which must have its vocabulary and labels."""
-        if self.vocabulary != store.manifest["tokenizer"]["sha256"]:
+        if self.vocabulary != store.manifest.tokenizer.sha256:
             raise ValueError(
                 f"{store.folder} has another vocabulary than {self.path}; prepare it again with the "
                 f"tokenizer {self.path / TOKENIZER}"
@@ -176,7 +176,7 @@ class ModelFolder:
 
         None if their labels are the same, or either has no names.
         """
-        names = tuple(store.manifest["settings"].get("labels", ()))
+        names = store.manifest.settings.labels
         named = self.labels and self.labels == self.record.labels
         if not named or names in ((), self.labels):
             return None

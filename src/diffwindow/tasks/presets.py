@@ -9,7 +9,7 @@ from typing import Any
 
 from diffwindow.data.corpora import CORPORA
 from diffwindow.data.recipe import Settings
-from diffwindow.data.store import Store, is_store, read_manifest
+from diffwindow.data.store import Manifest, Store, is_store, read_manifest
 from diffwindow.messages import check_choice
 from diffwindow.models.config import ModelConfig
 from diffwindow.tasks.registry import TASKS, corpus_fields
@@ -123,34 +123,28 @@ SIZES: dict[str, tuple[Size, ...]] = {
 }
 
 
-def training_tokens(manifest: dict[str, Any]) -> int:
+def training_tokens(manifest: Manifest) -> int:
     """Return the tokens of the training split, of the target in parallel text."""
-    tokens: dict[str, int] = manifest["splits"]["train"]["tokens"]
-    return tokens["target"] if manifest["task"] == "translation" else tokens["text"]
+    train = manifest.splits["train"]
+    return train.tokens[train.sequences[-1]]
 
 
-def size_of(manifest: dict[str, Any]) -> Size:
-    """Return the size that suits a store.
-
-    >>> rows = {"rows": 900, "tokens": {"text": 12_000}}
-    >>> size_of({"task": "lm", "splits": {"train": rows}}).name
-    'tiny'
-    """
+def size_of(manifest: Manifest) -> Size:
+    """Return the size that suits a store."""
     tokens = training_tokens(manifest)
-    return next(size for size in SIZES[manifest["task"]] if tokens < size.below)
+    return next(size for size in SIZES[manifest.task] if tokens < size.below)
 
 
-def example_settings(manifest: dict[str, Any]) -> Settings:
+def example_settings(manifest: Manifest) -> Settings:
     """Return what the texts decide: blocks of running text, cut long texts, no validation without a set."""
-    train = manifest["splits"]["train"]
-    mean = training_tokens(manifest) / max(1, train["rows"])
+    mean = training_tokens(manifest) / max(1, manifest.splits["train"].rows)
     settings: Settings = {"task": {}, "train": {}}
-    if manifest["task"] == "lm" and mean >= SENTENCE_TOKENS:
+    if manifest.task == "lm" and mean >= SENTENCE_TOKENS:
         settings["task"]["block_size"] = 128
-    if manifest["task"] == "classification" and mean >= LONG_TEXT_TOKENS:
+    if manifest.task == "classification" and mean >= LONG_TEXT_TOKENS:
         settings["task"]["max_length"] = 512
         settings["train"] |= {"max_tokens": 16_384, "max_rows": None}
-    if "valid" not in manifest["splits"]:
+    if "valid" not in manifest.splits:
         settings["train"] |= {"valid_every": None, "watch": "loss", "final": "last"}
     return settings
 
@@ -204,11 +198,11 @@ def _task_preset(name: str, data: Path | None) -> Settings:
         )
     manifest = read_manifest(data)
     task = TASKS_BY_PRESET[name]
-    if manifest["task"] != task:
-        right = next(one for one, of_task in TASKS_BY_PRESET.items() if of_task == manifest["task"])
-        raise ValueError(f"{data} is prepared for {manifest['task']}, not for {task}; train {right}")
+    if manifest.task != task:
+        right = next(one for one, of_task in TASKS_BY_PRESET.items() if of_task == manifest.task)
+        raise ValueError(f"{data} is prepared for {manifest.task}, not for {task}; train {right}")
     settings = merged(TASK_PRESETS[task], size_of(manifest).settings)
-    return _complete(name, merged(settings, example_settings(manifest)), manifest["settings"]["corpus"])
+    return _complete(name, merged(settings, example_settings(manifest)), manifest.settings.corpus)
 
 
 def _complete(name: str, settings: Settings, corpus: str) -> Settings:
@@ -232,7 +226,7 @@ def describe_sizes(name: str, data: Path, settings: Settings) -> str:
     if task == "lm":
         blocks = settings["task"].get("block_size")
         parts.append(f"blocks of {blocks} tokens" if blocks else "each line by itself")
-    if "valid" not in manifest["splits"]:
+    if "valid" not in manifest.splits:
         parts.append("no validation set, so the last model is kept")
     return f"{name}: {', '.join(parts)}"
 

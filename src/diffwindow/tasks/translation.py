@@ -97,8 +97,8 @@ class Translation:
             Search(beam=1, max_tokens=self.valid_tokens),
             progress=lambda done, total: progress("validation BLEU", done / total),
         )
-        settings = self.store.manifest["settings"]
-        plain = moses_detokenizer(settings["moses"]["target"]) if "target" in settings["moses"] else str
+        moses = self.store.manifest.settings.moses
+        plain = moses_detokenizer(moses["target"]) if "target" in moses else str
         hypotheses = [plain(best[0].text) for best in outputs]
         language = self.store.languages.get("target")
         terms = bleu_terms(hypotheses, [plain(text) for text in references], language=language)
