@@ -11,7 +11,8 @@ from website.doctests import fenced
 
 ROOT = Path(__file__).parents[2]
 HOME = "# Home\n\n[the other](other.md#there)\n\n$\\phi_l$ and\n\n$$\nM = F \\odot G\n$$\n"
-OTHER = "# Other\n\n## There\n\n[`Plan`][diffwindow.notation.Plan]\n\n::: diffwindow.notation.Plan\n"
+READER = "diffwindow.notation.parse_attention"
+OTHER = f"# Other\n\n## There\n\n[`parse_attention`][{READER}]\n\n::: {READER}\n"
 
 
 @pytest.fixture
