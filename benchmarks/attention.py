@@ -30,12 +30,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from diffwindow.ops import (
-    Boundaries,
-    additive_window_attention,
-    multiplicative_window_attention,
-    window_maps,
-)
+from diffwindow.ops import Boundaries, window_attention, window_maps
 
 LONGEST = (1, 8, 8192, 64)
 SHAPES = ((64, 8, 32, 64), (32, 8, 64, 64), (8, 4, 512, 32), (1, 8, 2048, 64), LONGEST)
@@ -155,11 +150,10 @@ def window(case: Case, tensors: list[Tensor], impl: str) -> Tensor:
         "is_causal": case.causal,
         "segment_size": case.segment_size,
         "window_tolerance": case.tolerance,
+        "normalize": case.normalize,
         "impl": impl,
     }
-    if case.kind == "additive":
-        return additive_window_attention(q, k, v, *pointers[4:], boundaries, **options)
-    return multiplicative_window_attention(q, k, v, boundaries, normalize=case.normalize, **options)
+    return window_attention(q, k, v, boundaries, tuple(pointers[4:]) or None, **options)
 
 
 def plain(case: Case, tensors: list[Tensor]) -> Tensor:

@@ -23,7 +23,7 @@ from diffwindow.decoding.beam import greedy_search
 from diffwindow.decoding.search import continuation_start, translation_start
 from diffwindow.models.language_model import LanguageModel, LanguageModelConfig
 from diffwindow.models.translator import Translator, TranslatorConfig
-from diffwindow.ops import Boundaries, additive_window_attention, multiplicative_window_attention
+from diffwindow.ops import Boundaries, window_attention
 
 HEADS, WIDTH = 8, 64
 # sentences and keys
@@ -77,13 +77,16 @@ def row(shape: tuple[int, int], kind: str, layout: str, boundary_dim: int, optio
     plain = [torch.randn(sentences, HEADS, n, WIDTH, dtype=options.dtype) for n in (1, num_keys, num_keys)]
 
     def window() -> Tensor:
-        if kind == "additive":
-            local = (q_pointers[2], k_pointers[2])
-            return additive_window_attention(
-                q, k, v, *local, boundaries, window_tolerance=options.tolerance, impl="cpu"
-            )
-        return multiplicative_window_attention(
-            q, k, v, boundaries, window_tolerance=options.tolerance, normalize=options.normalize, impl="cpu"
+        additive = kind == "additive"
+        return window_attention(
+            q,
+            k,
+            v,
+            boundaries,
+            (q_pointers[2], k_pointers[2]) if additive else None,
+            window_tolerance=options.tolerance,
+            normalize=options.normalize and not additive,
+            impl="cpu",
         )
 
     ours, sdpa = interleave([window, lambda: F.scaled_dot_product_attention(*plain)], options.seconds)

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from diffwindow.kernels.triton_blocks import TABLE, Block, Blocks, for_threshold
-from diffwindow.ops import Boundaries, additive_window_attention, multiplicative_window_attention
+from diffwindow.ops import Boundaries, window_attention
 
 
 class Gpu(NamedTuple):
@@ -157,12 +157,10 @@ def eager_bytes(kind: str) -> dict[str, float]:
     shape = (1, 1, keys, width)
     q, k, v, *rest = (torch.randn(shape, dtype=torch.bfloat16, requires_grad=True) for _ in range(count))
     with Counter() as forward:
-        if kind == "additive":
-            out = additive_window_attention(q, k, v, *rest[4:], Boundaries(*rest[:4]), impl="reference")
-        else:
-            out = multiplicative_window_attention(
-                q, k, v, Boundaries(*rest), normalize=kind == "normalised", impl="reference"
-            )
+        local = tuple(rest[4:]) or None
+        out = window_attention(
+            q, k, v, Boundaries(*rest[:4]), local, normalize=kind == "normalised", impl="reference"
+        )
     with Counter() as backward:
         torch.autograd.grad(out.sum(), [q, k, v, *rest])
     return {"forward": forward.bytes / keys**2, "backward": backward.bytes / keys**2}

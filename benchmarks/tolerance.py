@@ -9,14 +9,14 @@ Scores four times as large stand for a trained model, whose largest scores may l
 import argparse
 
 from attention import Case, inputs
-from diffwindow.ops import Boundaries, multiplicative_window_attention
+from diffwindow.ops import Boundaries, window_attention
 
 
 def error(case: Case, scale: float) -> tuple[float, float]:
     """Return the largest and the median query's error of the output, in double precision."""
     q, k, v, *pointers = (x.detach().double() for x in inputs(case))
     exact, cut = (
-        multiplicative_window_attention(
+        window_attention(
             scale * q, k, v, Boundaries(*pointers), normalize=case.normalize, window_tolerance=tolerance
         )
         for tolerance in (0.0, case.tolerance)

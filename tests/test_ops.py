@@ -33,9 +33,8 @@ def attend(kind, queries, keys, **options):
     q, q_left, q_right, q_local = queries
     k, k_left, k_right, k_local, v = keys
     boundaries = Boundaries(q_left, k_left, q_right, k_right)
-    if kind == "additive":
-        return ops.additive_window_attention(q, k, v, q_local, k_local, boundaries, **options)
-    return ops.multiplicative_window_attention(q, k, v, boundaries, **options)
+    local = (q_local, k_local) if kind == "additive" else None
+    return ops.window_attention(q, k, v, boundaries, local, **options)
 
 
 def with_one_key_moved(keys, position):
@@ -52,7 +51,7 @@ def test_multiplicative_with_a_window_of_ones_is_plain_attention():
     q_point[..., 0] = 1e3
     k_left, k_right = torch.zeros_like(k), torch.zeros_like(k)
     k_left[:, :, 0, 0] = k_right[:, :, -1, 0] = 1e3
-    out = ops.multiplicative_window_attention(q, k, v, Boundaries(q_point, k_left, q_point, k_right))
+    out = ops.window_attention(q, k, v, Boundaries(q_point, k_left, q_point, k_right))
     assert_close(out, F.scaled_dot_product_attention(q, k, v))
 
 
@@ -61,9 +60,8 @@ def test_additive_with_zero_local_scores_is_plain_attention():
     boundaries = Boundaries(q, keys[1], q, keys[2])
     mask = torch.rand(2, 1, 5, 7) > 0.3
     mask[..., 0] = True
-    out = ops.additive_window_attention(
-        q, keys[0], keys[4], torch.zeros_like(q), keys[3], boundaries, attn_mask=mask, segment_size=3
-    )
+    local = (torch.zeros_like(q), keys[3])
+    out = ops.window_attention(q, keys[0], keys[4], boundaries, local, attn_mask=mask, segment_size=3)
     assert_close(out, F.scaled_dot_product_attention(q, keys[0], keys[4], attn_mask=mask))
 
 
@@ -259,7 +257,7 @@ def test_a_normalised_window_attends_within_the_window():
     assert torch.equal(plain.window, normal.window)
     sums = plain.weights.sum(-1, keepdim=True)
     assert_close(normal.weights, plain.weights / sums.masked_fill(sums == 0, 1.0))
-    out = ops.multiplicative_window_attention(q, k, v, boundaries, **options, normalize=True)
+    out = ops.window_attention(q, k, v, boundaries, **options, normalize=True)
     assert_close(out, normal.weights @ v)
 
 
@@ -353,7 +351,7 @@ def test_scale_multiplies_all_scores():
 def test_values_and_boundaries_may_have_another_width():
     queries, keys = inputs()
     narrow = Boundaries(*(x[..., :2] for x in (queries[1], keys[1], queries[2], keys[2])))
-    out = ops.multiplicative_window_attention(queries[0], keys[0], keys[4][..., :3], narrow)
+    out = ops.window_attention(queries[0], keys[0], keys[4][..., :3], narrow)
     assert out.shape == (2, 2, 5, 3)
 
 
@@ -433,12 +431,13 @@ def test_bad_options_are_named(options, error, message):
 @pytest.mark.usefixtures("unchecked")
 def test_bad_tensors_are_named(change, error, message):
     (q, q_left, q_right, q_local), (k, k_left, k_right, k_local, v) = inputs(dtype=torch.float32)
-    good = {"q": q, "k": k, "v": v, "q_local": q_local, "k_local": k_local}
+    good = {"q": q, "k": k, "v": v}
+    good["local"] = (change.pop("q_local", q_local), change.pop("k_local", k_local))
     boundaries = {"q_left": q_left, "k_left": k_left, "q_right": q_right, "k_right": k_right}
     good["boundaries"] = Boundaries(**{name: change.get(name, x) for name, x in boundaries.items()})
     change = {name: x for name, x in change.items() if name not in boundaries}
     with pytest.raises(error) as caught:
-        ops.additive_window_attention(**good | change)
+        ops.window_attention(**good | change)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 

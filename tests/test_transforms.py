@@ -20,9 +20,7 @@ TENSORS = [torch.randn(1, 2, 4, 3, generator=torch.Generator().manual_seed(i)) f
 def loss(q, impl="auto", dtype=torch.float32):
     """A scalar of one tensor of the attention."""
     k, v, *pointers = (x.to(dtype) for x in TENSORS[1:])
-    out = ops.multiplicative_window_attention(
-        q, k, v, Boundaries(*pointers), is_causal=True, segment_size=2, impl=impl
-    )
+    out = ops.window_attention(q, k, v, Boundaries(*pointers), is_causal=True, segment_size=2, impl=impl)
     return out.square().sum()
 
 

@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from diffwindow.ops import (
         Boundaries,
         WindowMaps,
-        additive_window_attention,
-        multiplicative_window_attention,
+        window_attention,
         window_maps,
     )
     from diffwindow.view.capture import capture
@@ -37,12 +36,11 @@ _HOMES = {
     "WindowAttention": "attention.window",
     "WindowMaps": "ops",
     "add_windows": "models.added_windows",
-    "additive_window_attention": "ops",
     "capture": "view.capture",
     "load": "inference.model",
-    "multiplicative_window_attention": "ops",
     "parse_attention": "notation",
     "remove_windows": "models.added_windows",
+    "window_attention": "ops",
     "window_maps": "ops",
 }
 __all__ = [
@@ -58,12 +56,11 @@ __all__ = [
     "WindowAttention",
     "WindowMaps",
     "add_windows",
-    "additive_window_attention",
     "capture",
     "load",
-    "multiplicative_window_attention",
     "parse_attention",
     "remove_windows",
+    "window_attention",
     "window_maps",
 ]
 

@@ -5,13 +5,15 @@ what users pass goes through `check_bool`, `check_number`, `check_whole`, `check
 or a check that is made of them.
 """
 
-from typing import Literal, NamedTuple, cast, get_args
+from collections.abc import Callable
+from inspect import Parameter, signature
+from typing import Any, Literal, NamedTuple, TypedDict, TypeVar, cast, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from diffwindow.messages import check_choice, quoted
+from diffwindow.messages import check_choice, did_you_mean, quoted
 
 Expectation = Literal["paper", "exact"]
 EXPECTATIONS: tuple[str, ...] = get_args(Expectation)
@@ -28,8 +30,28 @@ class Boundaries(NamedTuple):
     k_right: Float[Tensor, "b h k right"]
 
 
+class WindowOptions(TypedDict, total=False):
+    """The options of a window that stay the same from call to call, as keywords."""
+
+    segment_size: int
+    expectation: Expectation
+    normalize: bool
+    window_tolerance: float
+
+
+class CallOptions(WindowOptions, total=False):
+    """All options of a call as keywords, as `ops.window_attention` describes them."""
+
+    attn_mask: Bool[Tensor, "..."] | None
+    attn_bias: Float[Tensor, "..."] | None
+    is_causal: bool
+    segment_origin: Int[Tensor, " b"] | None
+    scale: float | None
+    dropout_p: float
+
+
 class Options(NamedTuple):
-    """Everything but the projected tensors, as `ops.multiplicative_window_attention` describes it."""
+    """The options of a call, with their defaults."""
 
     attn_mask: Bool[Tensor, "..."] | None = None
     attn_bias: Float[Tensor, "..."] | None = None
@@ -37,10 +59,49 @@ class Options(NamedTuple):
     segment_size: int = 1
     segment_origin: Int[Tensor, " b"] | None = None
     expectation: Expectation = "paper"
+    normalize: bool = False
+    window_tolerance: float = 0.0
     scale: float | None = None
     dropout_p: float = 0.0
-    window_tolerance: float = 0.0
-    normalize: bool = False
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def show_options(keywords: Any) -> Callable[[F], F]:
+    """Show in a function's signature each of the keywords that it takes as `**options`, with its default."""
+
+    def show(function: F) -> F:
+        known = signature(function)
+        *others, _ = known.parameters.values()
+        names = [name for name in Options._fields if name in keywords.__annotations__]
+        shown = [
+            Parameter(
+                name,
+                Parameter.KEYWORD_ONLY,
+                default=Options._field_defaults[name],
+                annotation=Options.__annotations__[name],
+            )
+            for name in names
+        ]
+        first = [one for one in others if one.kind is not Parameter.KEYWORD_ONLY]
+        function.__signature__ = known.replace(  # type: ignore[attr-defined]
+            parameters=[*first, *shown, *(one for one in others if one not in first)]
+        )
+        return function
+
+    return show
+
+
+def read_options(given: CallOptions | WindowOptions) -> Options:
+    """Return the options given as keywords, with the defaults of the others."""
+    if not given.keys() <= _OPTION_NAMES:
+        name = next(name for name in given if name not in _OPTION_NAMES)
+        raise TypeError(f"there is no option {name!r}; {did_you_mean(name, Options._fields)}")
+    return Options(**given)
+
+
+_OPTION_NAMES = frozenset(Options._fields)
 
 
 def check_tensors(

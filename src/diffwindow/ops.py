@@ -1,13 +1,13 @@
-"""Window attention as two operations: validate, then dispatch on `impl=`.
+"""Window attention as an operation: validate, then dispatch on `impl=`.
 
 The window itself is never an argument. It travels as its boundaries' projected queries and keys, so that a
 kernel can build it block by block and nothing of size queries × keys need exist.
 """
 
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, Unpack, get_args
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 from torch._C._functorch import peek_interpreter_stack
 from torch.autograd import forward_ad
@@ -15,10 +15,12 @@ from torch.autograd import forward_ad
 from diffwindow import functional
 from diffwindow.checks import (
     Boundaries,
-    Expectation,
+    CallOptions,
     Options,
     check_options,
     check_tensors,
+    read_options,
+    show_options,
     window_threshold,
 )
 from diffwindow.kernels import operator, single_query, triton
@@ -31,11 +33,10 @@ __all__ = [
     "Impl",
     "Options",
     "WindowMaps",
-    "additive_window_attention",
     "choose_impl",
-    "multiplicative_window_attention",
     "support_report",
     "visible_mask",
+    "window_attention",
     "window_maps",
 ]
 
@@ -116,133 +117,95 @@ class WindowMaps(NamedTuple):
     phi_right: Float[Tensor, "b h q k"]
 
 
-def multiplicative_window_attention(
+# The queries and keys of an additive window's local score.
+Local = tuple[Float[Tensor, "b h q local"], Float[Tensor, "b h k local"]]
+
+
+@show_options(CallOptions)
+def window_attention(
     q: Float[Tensor, "b h q e"],
     k: Float[Tensor, "b h k e"],
     v: Float[Tensor, "b h k w"],
     boundaries: Boundaries,
+    local: Local | None = None,
     *,
-    attn_mask: Bool[Tensor, "..."] | None = None,
-    attn_bias: Float[Tensor, "..."] | None = None,
-    is_causal: bool = False,
-    segment_size: int = 1,
-    segment_origin: Int[Tensor, " b"] | None = None,
-    expectation: Expectation = "paper",
-    scale: float | None = None,
-    dropout_p: float = 0.0,
-    window_tolerance: float = 0.0,
-    normalize: bool = False,
     impl: Impl = "auto",
+    **options: Unpack[CallOptions],
 ) -> Float[Tensor, "b h q w"]:
-    """Attend within a learned window: (softmax(scale · q kᵀ) ⊙ M) v.
+    """Attend through a learned window M, which is multiplicative or, with `local`, additive.
 
-    `attn_mask` broadcasts to `[b h q k]` and is True where a query may look; with `is_causal` both apply.
-    `attn_bias` broadcasts likewise; it is added to the score and not to the pointers' scores, except that
-    -inf hides a key from both.
-    `segment_origin` gives, for each sequence of the batch, the key where its segment grid starts.
-    `dropout_p` acts between the softmax and the product with M. A query that sees no key gives zeros.
+    Multiplicative is (softmax(scale · q kᵀ) ⊙ M) v, additive softmax(scale · (q kᵀ + q_local k_localᵀ ⊙ M))
+    v. The output is `[b h q w]`; a query that sees no key gives zeros.
 
-    `window_tolerance` sets M to 0 where it is below: the output then differs from the exact one by at most
-    the tolerance times the largest |v|. `normalize` divides the weights by their sum, which makes them
-    softmax(s + log M); dropout then acts on them. There M below 8 roundings (1e-6 in fp32) counts as 0 too,
-    and the tolerance gives no bound: where all large scores lie outside the window, small M decide.
+    Args:
+        q: The queries of the scores, `[b h q e]`: batch, heads, queries, head width.
+        k: Their keys, `[b h k e]`.
+        v: The values, `[b h k w]`; their width may differ from that of the keys.
+        boundaries: The queries `[b h q n]` and keys `[b h k n]` of the pointers to the window's left and
+            right boundary; each pair has its own width n.
+        local: The queries `[b h q n]` and keys `[b h k n]` of the local score, for an additive window.
+        attn_mask: Booleans that broadcast to `[b h q k]`, True where a query may look.
+        attn_bias: Floats that broadcast to `[b h q k]` and are added to the scores, not to those of the
+            pointers; -inf hides a key from both.
+        is_causal: Let query i look at keys 0…i only; an `attn_mask` applies too.
+        segment_size: Let this many keys share their value of M; 1 is a window by token.
+        segment_origin: Integers `[b]`, the key where each sequence's first segment starts; 0 by default.
+        expectation: "paper" counts two boundaries on one key twice (M ≤ 2), "exact" once (M ≤ 1).
+        normalize: Divide the weights of a multiplicative window by their sum, which makes them
+            softmax(s + log M). M below 8 roundings (1e-6 in fp32) then counts as 0.
+        window_tolerance: Set M to 0 where it is below this, so that kernels can skip keys. It changes a
+            multiplicative output by at most the tolerance times the largest |v|, an additive score by at most
+            the tolerance times the local score; a normalised output has no such bound, for where all large
+            scores lie outside the window, small M decide.
+        scale: The factor of all scores; 1/√width by default.
+        dropout_p: The share of weights to drop; in a multiplicative window that is not normalised, before
+            the product with M.
+        impl: "cpu" (C++ kernels), "triton", "reference" (plain PyTorch) or "auto", which chooses.
 
     >>> q = k = v = torch.ones(1, 1, 3, 2)
-    >>> multiplicative_window_attention(q, k, v, Boundaries(q, k, q, k), is_causal=True)[0, 0, :, 0]
+    >>> boundaries = Boundaries(q_left=q, k_left=k, q_right=q, k_right=k)
+    >>> window_attention(q, k, v, boundaries, is_causal=True)[0, 0, :, 0]
     tensor([2.0000, 1.0000, 0.7407])
-    """
-    options = Options(
-        attn_mask=attn_mask,
-        attn_bias=attn_bias,
-        is_causal=is_causal,
-        segment_size=segment_size,
-        segment_origin=segment_origin,
-        expectation=expectation,
-        scale=scale,
-        dropout_p=dropout_p,
-        window_tolerance=window_tolerance,
-        normalize=normalize,
-    )
-    return _window_attention(q, k, v, boundaries, None, options, impl)
-
-
-def additive_window_attention(
-    q: Float[Tensor, "b h q e"],
-    k: Float[Tensor, "b h k e"],
-    v: Float[Tensor, "b h k w"],
-    q_local: Float[Tensor, "b h q e"],
-    k_local: Float[Tensor, "b h k e"],
-    boundaries: Boundaries,
-    *,
-    attn_mask: Bool[Tensor, "..."] | None = None,
-    attn_bias: Float[Tensor, "..."] | None = None,
-    is_causal: bool = False,
-    segment_size: int = 1,
-    segment_origin: Int[Tensor, " b"] | None = None,
-    expectation: Expectation = "paper",
-    scale: float | None = None,
-    dropout_p: float = 0.0,
-    window_tolerance: float = 0.0,
-    impl: Impl = "auto",
-) -> Float[Tensor, "b h q w"]:
-    """Attend everywhere, and more within a learned window: softmax(scale · (q kᵀ + q_local k_localᵀ ⊙ M)) v.
-
-    The options are those of `multiplicative_window_attention`; `dropout_p` acts on the weights. With a
-    `window_tolerance` a score differs from the exact one by at most the tolerance times the local score.
-
-    >>> q = k = v = torch.ones(1, 1, 3, 2)
-    >>> out = additive_window_attention(q, k, v, q, k, Boundaries(q, k, q, k), is_causal=True)
-    >>> out[0, 0, :, 0].round(decimals=4)
+    >>> window_attention(q, k, v, boundaries, local=(q, k), is_causal=True)[0, 0, :, 0].round(decimals=4)
     tensor([1., 1., 1.])
     """
-    options = Options(
-        attn_mask=attn_mask,
-        attn_bias=attn_bias,
-        is_causal=is_causal,
-        segment_size=segment_size,
-        segment_origin=segment_origin,
-        expectation=expectation,
-        scale=scale,
-        dropout_p=dropout_p,
-        window_tolerance=window_tolerance,
-    )
-    return _window_attention(q, k, v, boundaries, (q_local, k_local), options, impl)
+    chosen = read_options(options)
+    if impl in ("auto", "cpu"):
+        out = single_query.attend(q, k, v, boundaries, local, chosen)
+        if out is not None:
+            return out
+    check_tensors(q, k, v, boundaries, local)
+    check_options(q, k, chosen, additive=local is not None)
+    widest = max(x.shape[-1] * x.element_size() for x in (q, v, *boundaries, *(local or ())))
+    backend = choose_impl(impl, q, _needs(widest, chosen))
+    # One seed for all: gradient mode may change the implementation between a forward and its recomputation.
+    seed = functional.draw_seed(q) if chosen.dropout_p > 0 else None
+    if backend != "reference":
+        return operator.window_attention(q, k, v, boundaries, local, chosen, seed, backend)
+    return _attend(q, k, v, boundaries, local, chosen, seed)
 
 
+@show_options(CallOptions)
 def window_maps(
     q: Float[Tensor, "b h q e"],
     k: Float[Tensor, "b h k e"],
     boundaries: Boundaries,
-    local: tuple[Float[Tensor, "b h q e"], Float[Tensor, "b h k e"]] | None = None,
-    *,
-    attn_mask: Bool[Tensor, "..."] | None = None,
-    attn_bias: Float[Tensor, "..."] | None = None,
-    is_causal: bool = False,
-    segment_size: int = 1,
-    segment_origin: Int[Tensor, " b"] | None = None,
-    expectation: Expectation = "paper",
-    scale: float | None = None,
-    dropout_p: float = 0.0,
-    window_tolerance: float = 0.0,
-    normalize: bool = False,
+    local: Local | None = None,
+    **options: Unpack[CallOptions],
 ) -> WindowMaps:
-    """Compute the weights, the window and its boundaries; multiplicative unless `local` is given."""
-    options = Options(
-        attn_mask=attn_mask,
-        attn_bias=attn_bias,
-        is_causal=is_causal,
-        segment_size=segment_size,
-        segment_origin=segment_origin,
-        expectation=expectation,
-        scale=scale,
-        dropout_p=dropout_p,
-        window_tolerance=window_tolerance,
-        normalize=normalize,
-    )
+    """Compute the weights and the window of `window_attention`, whose arguments these are, in plain PyTorch.
+
+    >>> q = k = torch.ones(1, 1, 3, 2)
+    >>> window_maps(q, k, Boundaries(q, k, q, k), is_causal=True).weights[0, 0]
+    tensor([[2.0000, 0.0000, 0.0000],
+            [0.5000, 0.5000, 0.0000],
+            [0.2222, 0.2963, 0.2222]])
+    """
+    chosen = read_options(options)
     # there are no values here; the keys stand for them
     check_tensors(q, k, k, boundaries, local)
-    check_options(q, k, options, additive=local is not None)
-    return _maps(q, k, boundaries, local, options)
+    check_options(q, k, chosen, additive=local is not None)
+    return _maps(q, k, boundaries, local, chosen)
 
 
 def visible_mask(
@@ -328,37 +291,12 @@ def _needs(widest: int, options: Options) -> tuple[Feature, ...]:
     return tuple(feature for feature, wanted in asked.items() if wanted)
 
 
-def _window_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    boundaries: Boundaries,
-    local: tuple[Tensor, Tensor] | None,
-    options: Options,
-    impl: Impl,
-) -> Tensor:
-    """Check the arguments and run the implementation that `impl` asks for."""
-    if impl in ("auto", "cpu"):
-        out = single_query.attend(q, k, v, boundaries, local, options)
-        if out is not None:
-            return out
-    check_tensors(q, k, v, boundaries, local)
-    check_options(q, k, options, additive=local is not None)
-    widest = max(x.shape[-1] * x.element_size() for x in (q, v, *boundaries, *(local or ())))
-    chosen = choose_impl(impl, q, _needs(widest, options))
-    # One seed for all: gradient mode may change the implementation between a forward and its recomputation.
-    seed = functional.draw_seed(q) if options.dropout_p > 0 else None
-    if chosen != "reference":
-        return operator.window_attention(q, k, v, boundaries, local, options, seed, chosen)
-    return _attend(q, k, v, boundaries, local, options, seed)
-
-
 def _attend(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     boundaries: Boundaries,
-    local: tuple[Tensor, Tensor] | None,
+    local: Local | None,
     options: Options,
     seed: Tensor | None,
 ) -> Tensor:
@@ -377,7 +315,7 @@ def _maps(
     q: Tensor,
     k: Tensor,
     boundaries: Boundaries,
-    local: tuple[Tensor, Tensor] | None,
+    local: Local | None,
     options: Options,
     seed: Tensor | None = None,
 ) -> WindowMaps:
@@ -413,18 +351,8 @@ def _reference(call: operator.Call) -> Tensor:
     """Compute the operator of the kernels in plain PyTorch."""
     boundaries = Boundaries(call.q_left, call.k_left, call.q_right, call.k_right)
     local = None if call.q_local is None or call.k_local is None else (call.q_local, call.k_local)
-    options = Options(
-        attn_mask=call.attn_mask,
-        attn_bias=call.attn_bias,
-        is_causal=call.is_causal,
-        segment_size=call.segment_size,
-        segment_origin=call.segment_origin,
-        expectation="exact" if call.exact else "paper",
-        scale=call.scale,
-        dropout_p=call.dropout_p,
-        window_tolerance=call.window_tolerance,
-        normalize=call.normalize,
-    )
+    shared = {name: getattr(call, name) for name in Options._fields if name != "expectation"}
+    options = Options(**shared, expectation="exact" if call.exact else "paper")
     return _attend(call.q, call.k, call.v, boundaries, local, options, call.seed)
 
 

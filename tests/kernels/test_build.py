@@ -24,7 +24,7 @@ x = torch.ones(1, 1, 4, 8)
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     for _ in range(2):
-        ops.multiplicative_window_attention(x, x, x, ops.Boundaries(x, x, x, x))
+        ops.window_attention(x, x, x, ops.Boundaries(x, x, x, x))
 print(ops.choose_impl("auto", x), *[w.message for w in caught if "reference" in str(w.message)], sep="|")
 """
 

@@ -22,9 +22,7 @@ def weights(p: float) -> torch.Tensor:
     """Read the weights off the output: values are the unit vectors, and all scores are equal."""
     x = torch.zeros(4, 2, 64, 8)
     v = torch.eye(64).expand(4, 2, 64, 64)
-    return ops.additive_window_attention(
-        x, x, v, x, x, ops.Boundaries(x, x, x, x), dropout_p=p, impl="cpu"
-    )  # fmt: skip
+    return ops.window_attention(x, x, v, ops.Boundaries(x, x, x, x), (x, x), dropout_p=p, impl="cpu")
 
 
 def test_rate_and_independence():

@@ -111,7 +111,7 @@ inputs = [torch.randn(1, 2, 6, 8, requires_grad=True) for _ in range(7)]
 
 def attention(q, k, v, *pointers):
     boundaries = ops.Boundaries(*pointers)
-    return ops.multiplicative_window_attention(q, k, v, boundaries, is_causal=True, impl=sys.argv[1])
+    return ops.window_attention(q, k, v, boundaries, is_causal=True, impl=sys.argv[1])
 
 expected = attention(*inputs)
 found = torch.compile(attention, fullgraph=True, backend="aot_eager")(*inputs)

@@ -204,9 +204,8 @@ def test_what_lies_outside_of_the_window_is_not_read(additive, normalize, no_ope
     chosen = {"window_tolerance": 0.25} | ({"normalize": True} if normalize else {})
 
     def attend(impl):
-        if additive:
-            return ops.additive_window_attention(q, k, v, q_local, k_local, boundaries, impl=impl, **chosen)
-        return ops.multiplicative_window_attention(q, k, v, boundaries, impl=impl, **chosen)
+        local = (q_local, k_local) if additive else None
+        return ops.window_attention(q, k, v, boundaries, local, impl=impl, **chosen)
 
     expected = attend("reference")
     for head, (left, right) in enumerate(zip(LEFT, RIGHT, strict=True)):

@@ -232,9 +232,8 @@ def as_views(inputs: list[Tensor]) -> list[Tensor]:
 def call(inputs: list[Tensor], *, impl: str, **chosen) -> Tensor:
     q, k, v, *pointers = inputs
     boundaries = ops.Boundaries(*pointers[:4])
-    if len(inputs) == 9:
-        return ops.additive_window_attention(q, k, v, *pointers[4:], boundaries, impl=impl, **chosen)
-    return ops.multiplicative_window_attention(q, k, v, boundaries, impl=impl, **chosen)
+    local = tuple(pointers[4:]) or None
+    return ops.window_attention(q, k, v, boundaries, local, impl=impl, **chosen)
 
 
 def output_and_gradients(config: Configuration, impl: str, dtype: torch.dtype) -> list[Tensor]:

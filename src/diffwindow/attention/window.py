@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Literal, TypeVar, get_args
 
 import torch
@@ -230,17 +229,17 @@ class WindowAttention(StackedAttention):
         q, q_left, q_right, *q_local = self.query_heads(queries)
         k, k_left, k_right, *k_local, v = self.key_heads(keys)
         visibility = self._with_distances(visibility, q, keys.shape[1])
-        operation = (
-            partial(ops.additive_window_attention, q, k, v, q_local[0], k_local[0])
-            if self.window == "additive"
-            else partial(ops.multiplicative_window_attention, q, k, v, normalize=self.normalize)
-        )
-        heads = operation(
+        heads = ops.window_attention(
+            q,
+            k,
+            v,
             ops.Boundaries(q_left, k_left, q_right, k_right),
+            (q_local[0], k_local[0]) if self.window == "additive" else None,
             **visibility._asdict(),
             segment_size=self.segment_size,
             expectation=self.expectation,
             window_tolerance=self.window_tolerance,
+            normalize=self.normalize,
             dropout_p=self._active_dropout(),
             impl=self.impl,
         )
@@ -456,7 +455,7 @@ def mean_window(
     """
     q, q_left, q_right, *_ = attention.query_heads(queries)
     k, k_left, k_right, *_, v = attention.key_heads(keys)
-    means = ops.multiplicative_window_attention(
+    means = ops.window_attention(
         q.new_zeros(*q.shape[:3], 1),
         k.new_zeros(*k.shape[:3], 1),
         v.new_ones(*v.shape[:3], 1),

@@ -97,10 +97,11 @@ def window_attention(
 ) -> Tensor:
     """Run window attention in a backend: multiplicative unless `local` is given; dropout needs a seed."""
     q_local, k_local = local or (None, None)
+    shared = options._asdict()
+    exact = shared.pop("expectation") == "exact"
     call = Call(
-        q, k, v, *boundaries, q_local, k_local, options.attn_mask, options.attn_bias, options.segment_origin,
-        seed, options.is_causal, options.segment_size, options.expectation == "exact", options.scale,
-        options.dropout_p, backend, options.window_tolerance, options.normalize,
+        q=q, k=k, v=v, **boundaries._asdict(), q_local=q_local, k_local=k_local, seed=seed, exact=exact,
+        backend=backend, **shared,
     )  # fmt: skip
     out: Tensor
     out, _ = torch.ops.diffwindow.window_attention(*call)

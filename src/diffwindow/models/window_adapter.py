@@ -1,7 +1,6 @@
 """WindowAdapter: a window beside the attention of a foreign model, on its projected queries and keys."""
 
 import math
-from functools import partial
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -109,7 +108,7 @@ class WindowAdapter(nn.Module):
         scale: float | None = None,
         dropout_p: float = 0.0,
     ) -> Float[Tensor, "b h q w"]:
-        """Attend through the window; the options are those of `ops.multiplicative_window_attention`.
+        """Attend through the window; the options are those of `ops.window_attention`.
 
         Keys and values may have fewer heads than the queries: each then serves a group of them. Segments
         start at the first key that any query of a sequence sees.
@@ -128,13 +127,14 @@ class WindowAdapter(nn.Module):
         # a step of decoding has one query, too few to be worth the time; a transform's tensors end with it
         if (q.shape[2] > 1 or self.width is None) and not cpu.observed():
             self.width = self._mean_width(q, k, attn_mask, segment_origin, scale, is_causal=is_causal)
-        operation = (
-            partial(ops.multiplicative_window_attention, q, k, v, normalize=self.attention.normalize)
-            if self.local is None
-            else partial(ops.additive_window_attention, q, k, v, self.local(q), k)
-        )
-        windowed = operation(
+        local = None if self.local is None else (self.local(q), k)
+        windowed = ops.window_attention(
+            q,
+            k,
+            v,
             ops.Boundaries(self.left(q), k, self.right(q), k),
+            local,
+            normalize=self.attention.normalize,
             attn_mask=attn_mask,
             attn_bias=attn_bias,
             is_causal=is_causal,
