@@ -19,7 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from diffwindow.decoding.beam import greedy_search
+from diffwindow.decoding import Decoding
+from diffwindow.decoding.beam import beam_search
 from diffwindow.decoding.search import continuation_start, translation_start
 from diffwindow.models.language_model import LanguageModel, LanguageModelConfig
 from diffwindow.models.translator import Translator, TranslatorConfig
@@ -141,7 +142,7 @@ def translate(kind: str, sentences: int) -> tuple[Callable[[], object], int]:
     never_end(model)
     source = torch.randint(4, VOCABULARY, (sentences, LENGTH))
     start = lambda: translation_start(model, source, ratio=0.0, extra=LENGTH)  # noqa: E731
-    return lambda: greedy_search(model, start()), sentences * LENGTH
+    return lambda: beam_search(model, start(), Decoding(beam=1)), sentences * LENGTH
 
 
 def generate(kind: str, sentences: int) -> tuple[Callable[[], object], int]:
@@ -151,7 +152,7 @@ def generate(kind: str, sentences: int) -> tuple[Callable[[], object], int]:
     never_end(model)
     prompt = torch.randint(4, VOCABULARY, (sentences, LENGTH))
     start = lambda: continuation_start(model, prompt, limit=LENGTH)  # noqa: E731
-    return lambda: greedy_search(model, start()), sentences * LENGTH
+    return lambda: beam_search(model, start(), Decoding(beam=1)), sentences * LENGTH
 
 
 def never_end(model: Translator | LanguageModel) -> None:

@@ -24,7 +24,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from diffwindow.decoding.beam import beam_search, greedy_search
+from diffwindow.decoding import Decoding
+from diffwindow.decoding.beam import beam_search
 from diffwindow.decoding.search import Start, translation_start
 
 SMOOTHING, BEAM, PENALTY, EOS = 0.1, 5, 0.6, 2
@@ -143,11 +144,11 @@ def decoding(name: str, beam: int, batch: Batch, size: dict[str, int]) -> Callab
         ours.decoder.layers[-1].feed_forward.norm.weight.mul_(SHARPNESS * signs)
     if name == "ours":
         model = Ending(ours, batch.ends)
-        if beam == 1:
-            return lambda: [list(h.tokens) for h in greedy_search(model, model.start(batch.source))]
         return lambda: [
             list(h.tokens)
-            for (h,) in beam_search(model, model.start(batch.source), beam=beam, length_penalty=PENALTY)
+            for (h,) in beam_search(
+                model, model.start(batch.source), Decoding(beam=beam, length_penalty=PENALTY)
+            )
         ]
     if name == "torch":
         return torch_greedy(peers.TorchTranslator(ours).eval(), batch)

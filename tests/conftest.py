@@ -26,7 +26,6 @@ SHAPED = [
     "decoding.beam",
     "decoding.sampling",
     "decoding.search",
-    "decoding.search_start",
 ]
 install_import_hook([f"diffwindow.{name}" for name in SHAPED], "beartype.beartype")
 

@@ -19,7 +19,9 @@ def test_the_version_is_the_same_everywhere():
     assert citation["version"] == diffwindow.__version__
     assert citation["preferred-citation"]["type"] == "conference-paper"
     sections = re.findall(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
-    assert sections[:2] == ["Unreleased", diffwindow.__version__]
+    # a version in development has no section of its own yet
+    assert sections[0] == "Unreleased"
+    assert "dev" in diffwindow.__version__ or sections[1] == diffwindow.__version__
 
 
 @pytest.mark.parametrize("page", PAGES)

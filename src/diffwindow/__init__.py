@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from diffwindow.attention.window import WindowAttention
+    from diffwindow.decoding import Decoding
     from diffwindow.inference.model import load
     from diffwindow.models.added_windows import add_windows, remove_windows
     from diffwindow.models.classifier import Classifier, ClassifierConfig
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from diffwindow.view.capture import capture
     from diffwindow.view.trace import AttentionTrace
 
-__version__ = "0.2.0"
+__version__ = "0.3.0.dev0"
 
 # Imported on first use, so that `import diffwindow` and the command line's help do not load PyTorch.
 _HOMES = {
@@ -28,6 +29,7 @@ _HOMES = {
     "Boundaries": "ops",
     "Classifier": "models.classifier",
     "ClassifierConfig": "models.classifier",
+    "Decoding": "decoding",
     "LanguageModel": "models.language_model",
     "LanguageModelConfig": "models.language_model",
     "Plan": "notation",
@@ -48,6 +50,7 @@ __all__ = [
     "Boundaries",
     "Classifier",
     "ClassifierConfig",
+    "Decoding",
     "LanguageModel",
     "LanguageModelConfig",
     "Plan",

@@ -58,11 +58,11 @@ VERBS = {
     ),
     "classify": Verb("classifier", ("evaluate", "{folder}", "--json")),
     "train classifier": Verb("classifier", ("train", "{folder}", "train.max_updates=3"), made="model"),
-    "generate": Verb("language", ("generate", "{folder}", "--prompt", "the keys", "--max-tokens", "5")),
+    "generate": Verb("language", ("generate", "{folder}", "--prompt", "the keys", "--max-new-tokens", "5")),
     "perplexity": Verb("language", ("evaluate", "{folder}", "--json")),
     "train language model": Verb("language", ("train", "{folder}", "train.max_updates=3"), made="model"),
     # a saved model without a run around it
-    "generate from a model": Verb("language/model", ("generate", "{folder}", "--max-tokens", "5")),
+    "generate from a model": Verb("language/model", ("generate", "{folder}", "--max-new-tokens", "5")),
     "demo": Verb("demo", ("demo", "--out", "{folder}", "--updates", "1", "--rows", "10")),
     "reproduce": Verb("reproduced", (*REPRODUCE, "--out", "{folder}")),
     "prepare text": Verb("raw", (*PREPARE, "--text", "{folder}/text.txt"), same=False),

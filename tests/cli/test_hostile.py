@@ -11,8 +11,7 @@ from diffwindow.cli import main
 from diffwindow.cli.errors import one_sentence_errors, shortened
 from diffwindow.data.lines import MAX_LINE, MAX_WORD, Audit, text_lines
 from diffwindow.data.tokenizer import Tokenizer
-from diffwindow.decoding.generate import Sampling
-from diffwindow.decoding.translate import Search
+from diffwindow.decoding import Decoding
 from diffwindow.models.translator import TranslatorConfig
 from diffwindow.training.overrides import resolve
 
@@ -126,12 +125,12 @@ def test_a_line_without_end_takes_little_memory(tmp_path):
 
 
 def test_searches_are_bounded():
-    with pytest.raises(ValueError, match="beam=1,000,000 is above 1,000"):
-        Search(beam=1_000_000)
-    with pytest.raises(ValueError, match="samples=1,000,000 is not between 1 and 10,000"):
-        Sampling(samples=1_000_000)
-    with pytest.raises(ValueError, match="max_tokens=1,000,000,000 is not between"):
-        Sampling(max_tokens=10**9)
+    with pytest.raises(ValueError, match="beam=1,000,000 is not between 1 and 1,000"):
+        Decoding(beam=1_000_000)
+    with pytest.raises(ValueError, match="n_best=1,000,000 is not between 1 and 10,000"):
+        Decoding(n_best=1_000_000, temperature=1.0)
+    with pytest.raises(ValueError, match="max_new_tokens=1,000,000,000 is not between"):
+        Decoding(max_new_tokens=10**9)
 
 
 def test_a_tokenizer_with_ids_beyond_its_vocabulary_is_refused(tmp_path):

@@ -8,10 +8,10 @@ def test_mistakes_are_one_sentence_and_code_2(run, runs):
         ("evaluate", runs / "plain", "--split", "tset"),
         ("evaluate", runs / "plain", "--device", "tpu7"),
         ("translate", runs / "plain"),
-        ("translate", runs / "translator", "--nbest", "9"),
+        ("translate", runs / "translator", "--n-best", "9"),
         ("translate", runs / "translator", "--input", runs / "nothing.txt"),
         ("generate", runs / "plain"),
-        ("generate", runs / "language", "--temperature", "0", "--samples", "2"),
+        ("generate", runs / "language", "--temperature", "0", "--n-best", "2"),
     ):
         code, out, err = run(*arguments)
         assert (code, out) == (2, ""), arguments

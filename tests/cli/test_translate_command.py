@@ -29,13 +29,13 @@ def test_translate_keeps_lines_and_order_from_stdin_and_files(run, runs, tmp_pat
 
 def test_translate_gives_n_best_with_scores_and_cuts_long_lines(run, runs):
     source = next(reorder(1, part="test")).source
-    arguments = ["--beam", "4", "--nbest", "3", "--length-penalty", "1"]
+    arguments = ["--beam", "4", "--n-best", "3", "--length-penalty", "1"]
     _, out, _ = run("translate", runs / "translator", *arguments, typed=source)
     ranked = [line.split(" ||| ") for line in out.splitlines()]
     assert [number for number, *_ in ranked] == ["1", "1", "1"]
     scores = [float(score) for *_, score in ranked]
     assert scores == sorted(scores, reverse=True)
-    _, _, err = run("translate", runs / "translator", "--max-length", "4", "--beam", "1", typed=source)
+    _, _, err = run("translate", runs / "translator", "--max-source-tokens", "4", "--beam", "1", typed=source)
     assert "line 1 is long: translated in" in err
 
 
@@ -47,7 +47,18 @@ def test_options_of_samples_need_a_temperature(run, runs):
 
 def test_translate_takes_ensembles_samples_and_constraints(run, runs):
     text = "the young doctor found the lamp .\n"
-    arguments = ["--temperature", "1", "--top-k", "5", "--nbest", "4", "--seed", "3", "--min-length", "2"]
+    arguments = [
+        "--temperature",
+        "1",
+        "--top-k",
+        "5",
+        "--n-best",
+        "4",
+        "--seed",
+        "3",
+        "--min-new-tokens",
+        "2",
+    ]
     code, out, _ = run("translate", runs / "translator", runs / "translator", *arguments, typed=text)
     assert code == 0
     assert len(out.splitlines()) == 4
@@ -57,7 +68,7 @@ def test_translate_takes_ensembles_samples_and_constraints(run, runs):
     assert len(set(out.split())) == len(out.split())
 
 
-@pytest.mark.parametrize("options", [[], ["--nbest", "2"]])
+@pytest.mark.parametrize("options", [[], ["--n-best", "2"]])
 def test_a_line_end_in_a_translation_does_not_shift_the_lines(run, runs, monkeypatch, options):
     outputs = [[Output("a\nb", -1.0, 1)], [Output("c", -1.0, 1)]]
     monkeypatch.setattr(LoadedModel, "translations", lambda _, texts, *rest: outputs[: len(texts)])

@@ -5,8 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diffwindow.decoding.beam import beam_search, greedy_search
-from diffwindow.decoding.search import Start, bound, normalized
+from diffwindow.decoding import Decoding
+from diffwindow.decoding.beam import beam_search
+from diffwindow.decoding.search import Start, bound, normalize_score
 from samples.toy_model import FIRST_WORD, Toy
 
 PENALTIES = [0.0, 0.6, 1.0, 2.0, -0.5]
@@ -56,10 +57,12 @@ def test_a_beam_that_holds_every_prefix_is_exhaustive(words, limit, penalty):
     toy = Toy(words)
     everything = enumerate_all(toy, 7, limit, penalty)
     beam = len(everything)
-    (found,) = beam_search(toy, toy.begin([7], [limit]), beam=beam, length_penalty=penalty, n_best=beam)
+    (found,) = beam_search(
+        toy, toy.begin([7], [limit]), Decoding(beam=beam, length_penalty=penalty, n_best=beam)
+    )
     check_equal(found, everything)
     assert [h.log_prob for h in found] == pytest.approx([log_prob(toy, 7, h.tokens) for h in found], abs=1e-5)
-    (best,) = beam_search(toy, toy.begin([7], [limit]), beam=beam, length_penalty=penalty)
+    (best,) = beam_search(toy, toy.begin([7], [limit]), Decoding(beam=beam, length_penalty=penalty))
     check_equal(best, everything[:1])
 
 
@@ -70,7 +73,7 @@ def test_stopping_early_and_batching_change_nothing(beam, penalty):
     sentences, limits = list(range(12)), [3, 9, 0, 1, 7, 9, 5, 2, 9, 8, 6, 4]
     for n_best in {1, beam}:
         found = beam_search(
-            toy, toy.begin(sentences, limits), beam=beam, length_penalty=penalty, n_best=n_best
+            toy, toy.begin(sentences, limits), Decoding(beam=beam, length_penalty=penalty, n_best=n_best)
         )
         for sentence, limit, hypotheses in zip(sentences, limits, found, strict=True):
             check_equal(hypotheses, plain_beam(toy, sentence, limit, beam, penalty)[:n_best])
@@ -87,15 +90,15 @@ def test_stopping_early_and_batching_change_nothing(beam, penalty):
 def test_any_batch_matches_the_plain_search(seed, beam, penalty, end_bias, limits):
     toy = Toy(3, seed=seed, end_bias=end_bias)
     start = toy.begin(range(len(limits)), limits)
-    found = beam_search(toy, start, beam=beam, length_penalty=penalty)
+    found = beam_search(toy, start, Decoding(beam=beam, length_penalty=penalty))
     for sentence, (limit, hypotheses) in enumerate(zip(limits, found, strict=True)):
         check_equal(hypotheses, plain_beam(toy, sentence, limit, beam, penalty)[:1])
 
 
 def test_greedy_takes_the_best_token_at_each_step():
     toy = Toy(5, end_bias=1.0)
-    found = greedy_search(toy, toy.begin(range(8), [6] * 8))
-    for sentence, hypothesis in enumerate(found):
+    found = beam_search(toy, toy.begin(range(8), [6] * 8), Decoding(beam=1))
+    for sentence, (hypothesis,) in enumerate(found):
         prefix, tokens = (1,), []
         while len(tokens) < 6:
             token = toy.logits(sentence, prefix)[2:].argmax().item() + 2
@@ -111,22 +114,22 @@ def test_greedy_takes_the_best_token_at_each_step():
 def test_no_beam_beats_the_exhaustive_one():
     toy = Toy(2)
     for penalty in PENALTIES:
-        (full,) = beam_search(toy, toy.begin([0], [5]), beam=63, length_penalty=penalty)
+        (full,) = beam_search(toy, toy.begin([0], [5]), Decoding(beam=63, length_penalty=penalty))
         for beam in range(1, 10):
-            (found,) = beam_search(toy, toy.begin([0], [5]), beam=beam, length_penalty=penalty)
+            (found,) = beam_search(toy, toy.begin([0], [5]), Decoding(beam=beam, length_penalty=penalty))
             assert found[0].score <= full[0].score + 1e-6
 
 
 def test_finished_sentences_leave_the_batch():
     toy = Toy(3)
-    beam_search(toy, toy.begin(range(10), [0] * 9 + [6]), beam=2)
+    beam_search(toy, toy.begin(range(10), [0] * 9 + [6]), Decoding(beam=2))
     # Nine sentences may only end at once; the tenth, alone from then on, opens two hypotheses at most.
     assert toy.rows <= 10 + 2 * (toy.steps - 1)
 
 
 def test_a_certain_end_stops_the_search_at_once():
     toy = Toy(3, end_bias=50.0)
-    found = beam_search(toy, toy.begin(range(4), [30] * 4), beam=4)
+    found = beam_search(toy, toy.begin(range(4), [30] * 4), Decoding(beam=4))
     assert [h.tokens for (h,) in found] == [()] * 4
     assert toy.steps == 1
 
@@ -140,7 +143,7 @@ def test_a_certain_end_stops_the_search_at_once():
     penalty=st.floats(-3, 3),
 )
 def test_the_bound_holds_for_every_completion(log_probability, cost, shortest, more, spare, penalty):
-    score = normalized(log_probability - cost, shortest + more, penalty)
+    score = normalize_score(log_probability - cost, shortest + more, penalty)
     limit = bound(log_probability, shortest, shortest + more + spare, penalty)
     assert score <= limit + 1e-9 * abs(limit)
 
@@ -149,7 +152,7 @@ def test_the_bound_holds_for_every_completion(log_probability, cost, shortest, m
 def test_bad_arguments_are_named():
     toy = Toy(3)
     with pytest.raises(ValueError, match="n_best=3 is not between 1 and beam=2"):
-        beam_search(toy, toy.begin([0], [4]), beam=2, n_best=3)
+        beam_search(toy, toy.begin([0], [4]), Decoding(beam=2, n_best=3))
     with pytest.raises(ValueError, match="1 limits for 2 sentences"):
         Start(toy.begin([], []).state, torch.ones(2, dtype=torch.long), torch.tensor([3]))
     with pytest.raises(ValueError, match="limit -1 is below 0"):
@@ -164,4 +167,4 @@ def test_an_empty_batch_gives_nothing():
 def test_a_model_that_is_not_finite_is_one_sentence():
     toy = Toy(3, spread=float("nan"))
     with pytest.raises(ValueError, match="every output has probability zero or NaN"):
-        greedy_search(toy, toy.begin([0, 1], [4, 4]))
+        beam_search(toy, toy.begin([0, 1], [4, 4]), Decoding(beam=1))

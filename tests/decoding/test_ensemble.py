@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from diffwindow.decoding import Decoding
 from diffwindow.decoding.beam import beam_search
 from diffwindow.decoding.ensemble import Ensemble
 from diffwindow.decoding.search import translation_start
@@ -26,7 +27,9 @@ def test_a_hypothesis_has_the_mean_probability_of_its_tokens():
     # the members differ in depth and attention
     members = [translator(0), translator(1, attention="Enc(AW)-Cr(AW,Seg)-Dec(MW)", decoder_layers=2)]
     source = torch.tensor([[5, 6, 7, 2], [8, 2, 0, 0]])
-    found = beam_search(Ensemble(members), translation_start(Ensemble(members), source), beam=3, n_best=2)
+    found = beam_search(
+        Ensemble(members), translation_start(Ensemble(members), source), Decoding(beam=3, n_best=2)
+    )
     for row, hypotheses in enumerate(found):
         for hypothesis in hypotheses:
             given, labels = torch.tensor([[1, *hypothesis.tokens]]), [*hypothesis.tokens, 2]

@@ -3,7 +3,8 @@ from collections import Counter
 import pytest
 import torch
 
-from diffwindow.decoding.beam import greedy_search
+from diffwindow.decoding import Decoding
+from diffwindow.decoding.beam import beam_search
 from diffwindow.decoding.sampling import draw, sample
 from samples.toy_model import Toy
 
@@ -11,18 +12,20 @@ from samples.toy_model import Toy
 def test_the_same_seed_gives_the_same_paths_in_any_batch():
     toy = Toy(6)
     limits = [9, 0, 4, 7]
-    first = sample(toy, toy.begin(range(4), limits), seed=5, samples=3)
-    assert first == sample(toy, toy.begin(range(4), limits), seed=5, samples=3)
-    assert first != sample(toy, toy.begin(range(4), limits), seed=6, samples=3)
+    first = sample(toy, toy.begin(range(4), limits), Decoding(seed=5, n_best=3, temperature=1.0))
+    assert first == sample(toy, toy.begin(range(4), limits), Decoding(seed=5, n_best=3, temperature=1.0))
+    assert first != sample(toy, toy.begin(range(4), limits), Decoding(seed=6, n_best=3, temperature=1.0))
     for sentence, limit in enumerate(limits):
-        (alone,) = sample(toy, toy.begin([sentence], [limit]), seed=5 + sentence, samples=3)
+        (alone,) = sample(
+            toy, toy.begin([sentence], [limit]), Decoding(seed=5 + sentence, n_best=3, temperature=1.0)
+        )
         assert alone == first[sentence]
 
 
 def test_paths_are_drawn_as_often_as_they_are_probable():
     toy = Toy(2, spread=1.0)
     draws = 4000
-    (found,) = sample(toy, toy.begin([3], [2]), seed=0, samples=draws)
+    (found,) = sample(toy, toy.begin([3], [2]), Decoding(seed=0, n_best=draws, temperature=1.0))
     allowed = {}  # what forbids padding and opening renormalises
     for tokens in {h.tokens for h in found}:
         probability, prefix = 1.0, (1,)
@@ -45,9 +48,9 @@ def test_paths_are_drawn_as_often_as_they_are_probable():
 )
 def test_the_narrowest_cut_is_greedy(cut):
     toy = Toy(6)
-    found = sample(toy, toy.begin(range(5), [8] * 5), seed=1, **cut)
+    found = sample(toy, toy.begin(range(5), [8] * 5), Decoding(seed=1, **{"temperature": 1.0, **cut}))
     assert [h.tokens for (h,) in found] == [
-        h.tokens for h in greedy_search(toy, toy.begin(range(5), [8] * 5))
+        h.tokens for (h,) in beam_search(toy, toy.begin(range(5), [8] * 5), Decoding(beam=1))
     ]
 
 
@@ -66,28 +69,28 @@ def test_cuts_keep_what_they_say():
 
 def test_forbidden_tokens_are_never_drawn():
     toy = Toy(1, end_bias=-20.0)
-    found = sample(toy, toy.begin(range(3), [5] * 3), seed=0, samples=4, temperature=50.0)
+    found = sample(toy, toy.begin(range(3), [5] * 3), Decoding(seed=0, n_best=4, temperature=50.0))
     assert {token for group in found for h in group for token in h.tokens} == {3}
 
 
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ({"temperature": 0.0}, "temperature=0.0 is not above 0"),
-        ({"temperature": float("nan")}, "temperature=nan is not above 0 and finite"),
-        ({"temperature": float("inf")}, "temperature=inf is not above 0 and finite"),
+        ({"temperature": 0.0}, "temperature=0 is beam search"),
+        ({"temperature": float("nan")}, "temperature=nan is not finite"),
+        ({"temperature": float("inf")}, "temperature=inf is not finite"),
         ({"top_k": 0}, "top_k=0 is below 1"),
         ({"top_p": 0.0}, "top_p=0.0 is not above 0"),
-        ({"samples": 0}, "samples=0 is below 1"),
+        ({"n_best": 0}, "n_best=0 is not between 1 and 10,000"),
     ],
 )
 def test_bad_options_are_named(option, message):
     toy = Toy(3)
     with pytest.raises(ValueError, match=message):
-        sample(toy, toy.begin([0], [3]), seed=0, **option)
+        sample(toy, toy.begin([0], [3]), Decoding(**{"temperature": 1.0, **option}))
 
 
 def test_a_model_that_is_not_finite_is_named():
     toy = Toy(3, spread=float("nan"))
     with pytest.raises(ValueError, match="every output has probability zero or NaN"):
-        sample(toy, toy.begin([0], [3]), seed=0)
+        sample(toy, toy.begin([0], [3]), Decoding(seed=0, temperature=1.0))

@@ -5,9 +5,10 @@ import itertools
 import pytest
 import torch
 
-from diffwindow.decoding.beam import beam_search, greedy_search
+from diffwindow.decoding import Decoding
+from diffwindow.decoding.beam import beam_search
 from diffwindow.decoding.sampling import sample
-from diffwindow.decoding.search import Constraints, continuation_start, translation_start
+from diffwindow.decoding.search import continuation_start, translation_start
 from diffwindow.models.language_model import LanguageModel, LanguageModelConfig
 from diffwindow.models.translator import Translator, TranslatorConfig
 from samples.toy_model import FIRST_WORD, Toy
@@ -42,9 +43,11 @@ def whole_log_prob(logits, hypothesis):
 @pytest.mark.parametrize(
     "search",
     [
-        lambda model, start: beam_search(model, start, beam=4, n_best=3, length_penalty=1.0),
-        lambda model, start: sample(model, start, seed=3, samples=3, top_p=0.9, length_penalty=1.0),
-        lambda model, start: [[h] for h in greedy_search(model, start, length_penalty=1.0)],
+        lambda model, start: beam_search(model, start, Decoding(beam=4, n_best=3, length_penalty=1.0)),
+        lambda model, start: sample(
+            model, start, Decoding(seed=3, n_best=3, top_p=0.9, length_penalty=1.0, temperature=1.0)
+        ),
+        lambda model, start: beam_search(model, start, Decoding(beam=1, length_penalty=1.0)),
     ],
     ids=["beam", "sample", "greedy"],
 )
@@ -64,10 +67,10 @@ def test_scores_are_those_of_the_uncached_model(translator, source, search):
 
 
 def test_a_sentence_is_translated_alone_as_in_a_batch(translator, source):
-    together = beam_search(translator, translation_start(translator, source), beam=4, n_best=2)
+    together = beam_search(translator, translation_start(translator, source), Decoding(beam=4, n_best=2))
     for row, length in enumerate(LENGTHS):
         start = translation_start(translator, source[row : row + 1, :length])
-        (alone,) = beam_search(translator, start, beam=4, n_best=2)
+        (alone,) = beam_search(translator, start, Decoding(beam=4, n_best=2))
         assert [h.tokens for h in alone] == [h.tokens for h in together[row]]
         assert [h.score for h in alone] == pytest.approx([h.score for h in together[row]], abs=1e-4)
 
@@ -78,7 +81,7 @@ def test_a_language_model_continues_padded_prompts(attention):
     model = LanguageModel(LanguageModelConfig(**SIZES, num_layers=2, attention=attention)).eval()
     prompt = torch.randint(4, 30, (3, 6))
     mask = torch.arange(6) >= torch.tensor([[0], [3], [5]])
-    found = beam_search(model, continuation_start(model, prompt, mask, limit=5), beam=3, n_best=2)
+    found = beam_search(model, continuation_start(model, prompt, mask, limit=5), Decoding(beam=3, n_best=2))
     for row, skipped in enumerate([0, 3, 5]):
         for hypothesis in found[row]:
             text = torch.cat([prompt[row, skipped:], torch.tensor(hypothesis.tokens, dtype=torch.long)])
@@ -105,30 +108,30 @@ def test_an_exhaustive_search_finds_all_that_the_constraints_allow_and_nothing_e
     toy, limit, words = Toy(3), 4, range(FIRST_WORD, FIRST_WORD + 3)
     every = [t for n in range(limit + 1) for t in itertools.product(words, repeat=n)]
     allowed = {t for t in every if len(t) >= min_length and not (ngram and repeats(t, ngram))}
-    constraints = Constraints(min_length, ngram)
+    constraints = {"min_new_tokens": min_length, "no_repeat_ngram": ngram}
     beam = len(every)
-    (found,) = beam_search(toy, toy.begin([7], [limit]), beam=beam, n_best=beam, constraints=constraints)
+    (found,) = beam_search(toy, toy.begin([7], [limit]), Decoding(beam=beam, n_best=beam, **constraints))
     assert {hypothesis.tokens for hypothesis in found} == allowed
     for hypotheses in sample(
-        toy, toy.begin([7, 8], [limit] * 2), seed=0, samples=50, constraints=constraints
+        toy, toy.begin([7, 8], [limit] * 2), Decoding(n_best=50, temperature=1.0, **constraints)
     ):
         assert {hypothesis.tokens for hypothesis in hypotheses} <= allowed
 
 
 def test_the_limit_comes_before_the_least_length():
     toy = Toy(2)
-    (hypothesis,) = greedy_search(toy, toy.begin([3], [2]), constraints=Constraints(min_length=9))
+    ((hypothesis,),) = beam_search(toy, toy.begin([3], [2]), Decoding(beam=1, min_new_tokens=9))
     assert len(hypothesis.tokens) == 2
 
 
 def test_an_output_may_end_early_when_no_token_is_left():
     toy = Toy(2)
-    (hypothesis,) = greedy_search(
-        toy, toy.begin([3], [9]), constraints=Constraints(min_length=5, no_repeat_ngram=1)
+    ((hypothesis,),) = beam_search(
+        toy, toy.begin([3], [9]), Decoding(beam=1, min_new_tokens=5, no_repeat_ngram=1)
     )
     assert sorted(hypothesis.tokens) == [FIRST_WORD, FIRST_WORD + 1]
 
 
 def test_constraints_below_zero_are_refused():
     with pytest.raises(ValueError, match="no_repeat_ngram=-1 is below 0"):
-        Constraints(no_repeat_ngram=-1)
+        Decoding(no_repeat_ngram=-1)

@@ -6,10 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diffwindow.data.tokenizer import Tokenizer
+from diffwindow.decoding import Decoding
 from diffwindow.decoding import translate as translating
 from diffwindow.decoding.beam import beam_search
 from diffwindow.decoding.search import translation_start
-from diffwindow.decoding.translate import Search, cut, translate
+from diffwindow.decoding.translate import cut_sentence, translate
 from diffwindow.special_tokens import EOS
 from samples.tiny_tasks import of
 
@@ -35,14 +36,14 @@ def sources_of(task, count):
 )
 def test_pieces_lose_nothing_and_fit(tokens, limit):
     ids = list(range(len(tokens)))
-    pieces = cut(ids, tokens, limit)
+    pieces = cut_sentence(ids, tokens, limit)
     assert [index for piece in pieces for index in piece] == ids
     assert all(0 < len(piece) <= limit for piece in pieces)
 
 
 def test_pieces_end_with_a_sentence_or_else_with_a_word():
     tokens = ["we", "went", "home.", "then", "it", "rained", "he@@", "avily"]
-    assert cut(range(8), tokens, 4) == [[0, 1, 2], [3, 4, 5], [6, 7]]
+    assert cut_sentence(range(8), tokens, 4) == [[0, 1, 2], [3, 4, 5], [6, 7]]
 
 
 def test_pieces_of_a_text_without_spaces_do_not_cut_characters(task, model, monkeypatch):
@@ -50,9 +51,9 @@ def test_pieces_of_a_text_without_spaces_do_not_cut_characters(task, model, monk
     tokenizer = Tokenizer.train_bpe([text], 270)
     read: list[list[int]] = []
     monkeypatch.setattr(
-        translating, "_decode", lambda _, pieces, *__: [read.append(piece) or [] for piece in pieces]
+        translating, "_decode_all", lambda _, pieces, *__: [read.append(piece) or [] for piece in pieces]
     )
-    translate(model, tokenizer, [tokenizer.encode(text)], Search(max_length=32))
+    translate(model, tokenizer, [tokenizer.encode(text)], Decoding(max_source_tokens=32))
     assert len(read) > 1
     assert "".join(map(tokenizer.decode, read)) == text
     assert max(map(len, read)) <= 32
@@ -60,7 +61,7 @@ def test_pieces_of_a_text_without_spaces_do_not_cut_characters(task, model, monk
 
 def test_samples_of_a_source_do_not_depend_on_empty_and_long_ones_before_it(task, model):
     short, other = sources_of(task, 2)
-    search = Search(temperature=1.0, seed=3, max_length=max(len(short), len(other)))
+    search = Decoding(temperature=1.0, seed=3, max_source_tokens=max(len(short), len(other)))
     sources = [[], [*other, *short, *other], short]
     together = translate(model, task.store.tokenizer, sources, search)
     (alone,) = translate(model, task.store.tokenizer, [short], replace(search, seed=5))
@@ -71,12 +72,12 @@ def test_samples_of_a_source_do_not_depend_on_empty_and_long_ones_before_it(task
 
 def test_batches_give_what_single_sentences_give_in_order(task, model):
     sources = sources_of(task, 12)
-    search = Search(beam=3, n_best=2, max_tokens=40)
+    search = Decoding(beam=3, n_best=2, max_tokens=40)
     found = translate(model, task.store.tokenizer, sources, search)
     assert [len(best) for best in found] == [2] * 12
     for source, best in zip(sources, found, strict=True):
         start = translation_start(model, torch.tensor([[*source, EOS]]))
-        ((first, second),) = beam_search(model, start, beam=3, length_penalty=0.6, n_best=2)
+        ((first, second),) = beam_search(model, start, Decoding(beam=3, length_penalty=0.6, n_best=2))
         assert best[0].text == task.store.tokenizer.decode(first.tokens)
         assert best[0].score == pytest.approx(first.score, abs=1e-4)
         assert best[0].score >= best[1].score == pytest.approx(second.score, abs=1e-4)
@@ -85,7 +86,7 @@ def test_batches_give_what_single_sentences_give_in_order(task, model):
 def test_long_sources_are_translated_in_pieces_and_empty_ones_to_nothing(task, model):
     first, second = sources_of(task, 2)
     limit = max(len(first), len(second))
-    search = Search(beam=2, max_length=limit)
+    search = Decoding(beam=2, max_source_tokens=limit)
     # each sentence ends in a full stop, so that is where the two are parted
     ((joined,), (empty,), (alone,), (other,)) = translate(
         model, task.store.tokenizer, [first + second, [], first, second], search
@@ -109,7 +110,7 @@ def test_a_piece_of_subwords_starts_like_a_sentence(model):
             return tokenizer.encode(text)[:5]
 
     small = type(model)(model.config.model_copy(update={"vocab_size": tokenizer.vocab_size}))
-    translate(small, Watched(), [source], Search(beam=1, max_length=len(source) // 2 + 1))
+    translate(small, Watched(), [source], Decoding(beam=1, max_source_tokens=len(source) // 2 + 1))
     assert seen == ["the keys are here ."]
 
 
@@ -119,7 +120,7 @@ def test_progress_ends_with_all_sentences(task, model):
         model,
         task.store.tokenizer,
         sources_of(task, 7),
-        Search(beam=1, max_tokens=30),
+        Decoding(beam=1, max_tokens=30),
         progress=lambda done, total: reported.append((done, total)),
     )
     assert reported[-1] == (7, 7)
@@ -128,9 +129,9 @@ def test_progress_ends_with_all_sentences(task, model):
 
 def test_impossible_searches_are_refused():
     with pytest.raises(ValueError, match="n_best=3 is not between 1 and beam=2"):
-        Search(beam=2, n_best=3)
-    with pytest.raises(ValueError, match="max_length=0"):
-        Search(max_length=0)
+        Decoding(beam=2, n_best=3)
+    with pytest.raises(ValueError, match="max_source_tokens=0"):
+        Decoding(max_source_tokens=0)
     for penalty in (1e30, float("nan")):
         with pytest.raises(ValueError, match=r"length_penalty=.* is not between -10 and 10"):
-            Search(length_penalty=penalty)
+            Decoding(length_penalty=penalty)

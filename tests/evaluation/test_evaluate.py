@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from diffwindow.data.synthetic import agreement, reorder
-from diffwindow.decoding.translate import Search
+from diffwindow.decoding import Decoding
 from diffwindow.evaluation.evaluate import compare, evaluate
 from diffwindow.evaluation.windows import _fit, _measure, gold_windows, window_fits, window_panels
 from diffwindow.ops import WindowMaps
@@ -13,7 +13,7 @@ from diffwindow.tasks.model_folder import ModelFolder
 from diffwindow.tasks.options import TaskOptions
 from samples.tiny_tasks import of
 
-GREEDY = Search(beam=1)
+GREEDY = Decoding(beam=1)
 
 
 def saved(task, folder, *, seed=0):

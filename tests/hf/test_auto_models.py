@@ -15,8 +15,8 @@ from diffwindow import (
     TranslatorConfig,
 )
 from diffwindow.data.tokenizer import Tokenizer
-from diffwindow.decoding.beam import beam_search, greedy_search
-from diffwindow.decoding.generate import Sampling
+from diffwindow.decoding import Decoding
+from diffwindow.decoding.beam import beam_search
 from diffwindow.decoding.search import continuation_start, translation_start
 from diffwindow.files import write_json
 from diffwindow.hf.auto_models import as_transformers, transformers_tokenizer
@@ -82,11 +82,11 @@ def test_the_forward_pass_is_ours():
 @pytest.mark.parametrize("use_cache", [True, False])
 def test_greedy_translation_is_ours(use_cache):
     model, (source, mask) = translator(), sources()
-    ours = greedy_search(model, translation_start(model, source, ratio=0.0, extra=12))
+    ours = beam_search(model, translation_start(model, source, ratio=0.0, extra=12), Decoding(beam=1))
     found = as_transformers(model).generate(
         source, attention_mask=mask, max_new_tokens=12, do_sample=False, use_cache=use_cache
     )
-    assert [cut(row[1:]) for row in found] == [list(hypothesis.tokens) for hypothesis in ours]
+    assert [cut(row[1:]) for row in found] == [list(hypothesis.tokens) for (hypothesis,) in ours]
 
 
 def end_at_limit(input_ids, scores):
@@ -102,7 +102,7 @@ def end_at_limit(input_ids, scores):
 def test_exhaustive_beams_agree(use_cache):
     """Beams that hold every prefix find the same best output: log p / length^α, ended by the end."""
     model, (source, mask) = translator(), sources()
-    ours = beam_search(model, translation_start(model, source, ratio=0.0, extra=2), beam=200)
+    ours = beam_search(model, translation_start(model, source, ratio=0.0, extra=2), Decoding(beam=200))
     found = as_transformers(model).generate(
         source, attention_mask=mask, max_new_tokens=3, do_sample=False, use_cache=use_cache, num_beams=120,
         length_penalty=0.6, early_stopping="never", return_dict_in_generate=True, output_scores=True,
@@ -120,11 +120,11 @@ def test_greedy_continuation_is_ours(use_cache):
     mask = torch.ones_like(prompt)
     mask[1, :2] = 0
     start = continuation_start(model, prompt, mask.bool(), limit=10)
-    ours = greedy_search(model, start)
+    ours = beam_search(model, start, Decoding(beam=1))
     found = as_transformers(model).generate(
         prompt, attention_mask=mask, max_new_tokens=10, do_sample=False, use_cache=use_cache
     )
-    assert [cut(row[5:]) for row in found] == [list(hypothesis.tokens) for hypothesis in ours]
+    assert [cut(row[5:]) for row in found] == [list(hypothesis.tokens) for (hypothesis,) in ours]
 
 
 ROTARY = {"positions": "rotary", "rotary": "both"}
@@ -262,7 +262,7 @@ def test_a_pipeline_generates_as_our_own(block_size, tmp_path):
             LanguageModel(LanguageModelConfig(**sizes, num_layers=1, attention="Dec(AW)")), seed
         )
         wrapped, fast = saved(model, tokenizer, tmp_path, block_size=block_size)
-        (ours,) = load(tmp_path).generate("the key", Sampling(temperature=0, max_tokens=4))
+        (ours,) = load(tmp_path).generate("the key", Decoding(temperature=0, max_new_tokens=4, beam=1))
         # whole letters only: a pipeline decodes the prompt and its continuation apart
         if ours.isascii() and len(tokenizer.encode(ours)) == len(tokenizer.encode("the key")) + 4:
             break

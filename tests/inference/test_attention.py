@@ -6,7 +6,8 @@ from diffwindow.data.corpora import recipe_of
 from diffwindow.data.prepare import prepare
 from diffwindow.data.store import Store
 from diffwindow.data.tokenizer import Tokenizer
-from diffwindow.decoding.translate import Search, translate
+from diffwindow.decoding import Decoding
+from diffwindow.decoding.translate import translate
 from diffwindow.inference.attention import (
     attention_trace,
     complete,
@@ -137,7 +138,7 @@ def test_the_translation_is_that_of_the_search(tmp_path):
     trained = ModelFolder.read(save_model(tmp_path / "model", "translator", seed=1))
     example = text_example(trained, "my lamp fell")
     targets = []
-    for search in (Search(), Search(beam=1)):
+    for search in (Decoding(), Decoding(beam=1)):
         (expected,) = translate(trained.model, trained.tokenizer, [example.ids], search)
         target = complete(trained, example, search).target
         assert trained.tokenizer.decode(target) == expected[0].text

@@ -7,10 +7,9 @@ import torch
 
 import diffwindow
 from diffwindow.data.tokenizer import Tokenizer
-from diffwindow.decoding.generate import Sampling
+from diffwindow.decoding import Decoding
 from diffwindow.decoding.sampling import sample
-from diffwindow.decoding.search import Constraints, continuation_start
-from diffwindow.decoding.translate import Search
+from diffwindow.decoding.search import continuation_start
 from samples.model_folders import SENTENCES, save_model
 
 TEXTS = ["the old keys", "", "my lamp fell .", "the boats found the old cabinet here ."]
@@ -55,17 +54,20 @@ def test_continuations_come_likeliest_first(folders):
     model = diffwindow.load(folders["language"])
     network, ids = model.members[0].model, model.tokenizer.encode("my")
     start = continuation_start(network, torch.tensor([[1, *ids]]), limit=12)
-    (drawn,) = sample(network, start, seed=0, samples=8)
+    (drawn,) = sample(network, start, Decoding(seed=0, n_best=8, temperature=1.0))
     by_probability = sorted(drawn, key=lambda one: -one.log_prob)
     assert by_probability != drawn
     expected = [model.tokenizer.decode([*ids, *one.tokens]) for one in by_probability]
-    assert model.generate("my", Sampling(samples=8, max_tokens=12)) == expected
+    assert (
+        model.generate("my", Decoding(n_best=8, max_new_tokens=12, temperature=1.0, length_penalty=0.0))
+        == expected
+    )
 
 
 def test_a_translation_scores_as_the_search_says(folders):
     model = diffwindow.load(folders["translator"])
     source = TEXTS[3]
-    (best,) = model.translations([source], Search(n_best=3, length_penalty=0.0))
+    (best,) = model.translations([source], Decoding(n_best=3, length_penalty=0.0))
     pairs = [(source, one.text) for one in best]
     found = [score.log_prob for score in model.score(pairs)]
     assert found == pytest.approx([one.score for one in best], abs=1e-4)
@@ -91,23 +93,25 @@ def test_translate_keeps_order_and_empty_texts(folders):
 
 def test_samples_depend_on_the_seed_and_not_on_the_batch(folders):
     model = diffwindow.load(folders["translator"])
-    drawn = Search(temperature=1.0, n_best=3, seed=4)
+    drawn = Decoding(temperature=1.0, n_best=3, seed=4)
     many = model.translations(TEXTS, drawn)
     assert many == model.translations(TEXTS, drawn)
     alone = model.translations(TEXTS[:1], drawn)
     assert [one.text for one in many[0]] == [one.text for one in alone[0]]
-    assert many != model.translations(TEXTS, Search(temperature=1.0, n_best=3, seed=5))
+    assert many != model.translations(TEXTS, Decoding(temperature=1.0, n_best=3, seed=5))
 
 
 def test_constraints_reach_the_search(folders):
     translator = diffwindow.load(folders["translator"])
-    search = Search(constraints=Constraints(min_length=6, no_repeat_ngram=1))
+    search = Decoding(min_new_tokens=6, no_repeat_ngram=1)
     (text,) = translator.translate(["my lamp fell ."], search)
     words = text.split()
     assert len(words) >= 6
     assert len(set(words)) == len(words)
     language = diffwindow.load(folders["language"])
-    sampling = Sampling(3, 8, constraints=Constraints(min_length=8, no_repeat_ngram=1))
+    sampling = Decoding(
+        n_best=3, max_new_tokens=8, min_new_tokens=8, no_repeat_ngram=1, temperature=1.0, length_penalty=0.0
+    )
     for text in language.generate("my", sampling):
         assert len(set(text.split()[1:])) == len(text.split()[1:]) == 8
 

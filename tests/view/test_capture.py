@@ -5,7 +5,8 @@ from torch import nn
 
 import diffwindow
 from diffwindow import WindowAttention
-from diffwindow.decoding.beam import greedy_search
+from diffwindow.decoding import Decoding
+from diffwindow.decoding.beam import beam_search
 from diffwindow.decoding.search import translation_start
 from diffwindow.models.build import build_model
 from diffwindow.models.classifier import ClassifierConfig
@@ -130,7 +131,7 @@ def test_a_translator_has_three_roles():
 def test_decoding_step_by_step_gives_the_maps_of_the_whole():
     model, source = translator(), torch.tensor([[5, 6, 7, 2]])
     with diffwindow.capture(model) as steps:
-        (best,) = greedy_search(model, translation_start(model, source))
+        ((best,),) = beam_search(model, translation_start(model, source), Decoding(beam=1))
     with diffwindow.capture(model) as whole:
         model(source, torch.tensor([[1, *best.tokens]]))
     assert len(best.tokens) > 1

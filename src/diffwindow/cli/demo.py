@@ -133,12 +133,12 @@ def _corpus(out: Path, *, seed: int, rows: int) -> Path:
 
 def _evaluate(run: Path, store: Path) -> tuple[ModelFolder, Evaluation]:
     from diffwindow.data.store import Store
-    from diffwindow.decoding.translate import Search
+    from diffwindow.decoding import Decoding
     from diffwindow.evaluation.evaluate import evaluate
     from diffwindow.tasks.model_folder import ModelFolder
 
     trained = ModelFolder.read(run)
-    return trained, evaluate(trained, trained.task(Store.open(store)), "test", Search())
+    return trained, evaluate(trained, trained.task(Store.open(store)), "test", Decoding())
 
 
 def _row(trained: ModelFolder, evaluation: Evaluation, against: dict[str, Any]) -> Row:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -14,19 +14,18 @@ from diffwindow.cli.data import File
 from diffwindow.cli.errors import check_folder, interruptible
 from diffwindow.cli.options import (
     AsJson,
-    Beam,
     Device,
     LabelColumn,
-    LengthPenalty,
     TextColumn,
+    change_decoding,
     check_partners,
-    chosen_search,
+    takes_decoding,
 )
 from diffwindow.cli.streams import STANDARD, file_or_dash, input_lines, input_name
 
 if TYPE_CHECKING:
     from diffwindow.data.store import Store
-    from diffwindow.decoding.translate import Search
+    from diffwindow.decoding import Decoding
     from diffwindow.evaluation.evaluate import Evaluation
     from diffwindow.evaluation.new_files import NewFiles
     from diffwindow.tasks.model_folder import ModelFolder
@@ -34,7 +33,9 @@ if TYPE_CHECKING:
 OWN_CORPUS = "the corpus of the run"
 
 
+@takes_decoding("beam", "length_penalty")
 def evaluate(
+    changes: Mapping[str, Any],
     run: Annotated[
         Path | None, typer.Argument(metavar="[RUN]", help="A run folder, or a model folder.")
     ] = None,
@@ -63,8 +64,6 @@ def evaluate(
     against: Annotated[
         Path | None, typer.Option(metavar="RUN", help="Another run, compared on the same examples.")
     ] = None,
-    beam: Beam = None,
-    length_penalty: LengthPenalty = None,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
@@ -75,7 +74,7 @@ def evaluate(
     """
     test_set = {"--data": data, "--source": source, "--labels": labels, "--text": text}
     if hypothesis:
-        others = (run, against, beam, length_penalty, text_column, label_column, *test_set.values())
+        others = (run, against, changes or None, text_column, label_column, *test_set.values())
         changed = (split, device) != ("test", "auto")
         if not reference or changed or any(value is not None for value in others):
             raise ValueError("--hypothesis goes with --reference and --target-lang alone, without a run")
@@ -98,18 +97,17 @@ def evaluate(
     from diffwindow.data.store import is_store
     from diffwindow.evaluation.new_files import SPLIT, NewFiles
     from diffwindow.files import to_json
-    from diffwindow.inference.model import configured_search, open_model
+    from diffwindow.inference.model import configured_decoding, open_model
     from diffwindow.models.translator import Translator
 
-    def open_run(folder: Path) -> tuple[ModelFolder, Search]:
+    def open_run(folder: Path) -> tuple[ModelFolder, Decoding]:
         trained = open_model(folder, device=device)
-        searched = (beam, length_penalty, target_lang) != (None, None, None)
-        if searched and not isinstance(trained.model, Translator):
+        if (changes or target_lang is not None) and not isinstance(trained.model, Translator):
             options = "--beam, --length-penalty and --target-lang"
             raise ValueError(f"{options} are for translators, which {folder} is not")
         if target_lang:
             trained = trained.with_language("target", target_lang)
-        return trained, chosen_search(configured_search(folder), beam=beam, length_penalty=length_penalty)
+        return trained, change_decoding(configured_decoding(folder), changes)
 
     raw = data if data and not is_store(data) else None
     files = NewFiles(source, reference, labels, text, raw, Columns(text_column, label_column))
@@ -138,7 +136,7 @@ def _evaluate_runs(
     data: Path | None,
     files: NewFiles,
     split: str,
-    open_run: Callable[[Path], tuple[ModelFolder, Search]],
+    open_run: Callable[[Path], tuple[ModelFolder, Decoding]],
 ) -> dict[str, Any] | None:
     """Evaluate a run, and another on the same examples; return the report in rank 0, None elsewhere."""
     from diffwindow.evaluation.evaluate import compare
@@ -150,10 +148,10 @@ def _evaluate_runs(
     from diffwindow.training.distributed import connected
 
     def prepare(folder: Path) -> tuple[ModelFolder, Callable[[], Evaluation]]:
-        trained, search = open_run(folder)
+        trained, decoding = open_run(folder)
         # each run reads new files with its own tokenizer; a store has one tokenizer
         own = store if store is not None else stack.enter_context(new_store(trained, files, split))
-        return trained, partial(evaluate_task, trained, trained.task(own), split, search, progress=progress)
+        return trained, partial(evaluate_task, trained, trained.task(own), split, decoding, progress=progress)
 
     with (
         interruptible("nothing was scored"),

@@ -2,30 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
-if TYPE_CHECKING:
-    from diffwindow.decoding.translate import Search
+from diffwindow.decoding import Decoding
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a model folder.")]
 RunFolders = Annotated[
     list[Path], typer.Argument(metavar="RUN…", help="Run or model folders; several are an ensemble.")
 ]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …; auto takes a GPU if there is one.")]
-Beam = Annotated[int | None, typer.Option(min=1, help="Beam size; that of the run by default.")]
-LengthPenalty = Annotated[
-    float | None, typer.Option(help="Power of the length that divides log p; that of the run by default.")
-]
-TopK = Annotated[int | None, typer.Option(min=1, help="Draw from the k likeliest tokens.")]
-TopP = Annotated[float, typer.Option(help="Draw from the fewest tokens that hold this probability.")]
-Seed = Annotated[int, typer.Option(min=0, max=2**62, help="The same seed gives the same text.")]
-MinLength = Annotated[int, typer.Option(min=0, help="The fewest tokens of an output.")]
-NoRepeat = Annotated[int, typer.Option(min=0, help="Never repeat a sequence of this many tokens; 0 may.")]
+# the options of decoding, by field; the run or the verb decides where one is not given
+DECODING_OPTIONS: dict[str, Any] = {
+    "beam": Annotated[
+        int | None, typer.Option(min=1, help="Beam size; that of the run by default, 1 in `generate`.")
+    ],
+    "n_best": Annotated[int | None, typer.Option(min=1, help="Outputs or samples per text; 1 by default.")],
+    "length_penalty": Annotated[
+        float | None,
+        typer.Option(
+            help="Power of the length that divides log p; that of the run by default, 0 in `generate`."
+        ),
+    ],
+    "temperature": Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            help="Above 0, draw samples; below 1 favours likely tokens. 0 is beam search, the default of "
+            "`translate`; that of `generate` is 1.",
+        ),
+    ],
+    "top_k": Annotated[int | None, typer.Option(min=1, help="Draw from the k likeliest tokens.")],
+    "top_p": Annotated[
+        float | None, typer.Option(help="Draw from the fewest tokens that hold this probability.")
+    ],
+    "seed": Annotated[
+        int | None, typer.Option(min=0, max=2**62, help="The same seed gives the same samples; 0 by default.")
+    ],
+    "min_new_tokens": Annotated[int | None, typer.Option(min=0, help="The fewest tokens of an output.")],
+    "max_new_tokens": Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="The most tokens of an output; by default 50, or what suits a source.",
+        ),
+    ],
+    "no_repeat_ngram": Annotated[
+        int | None, typer.Option(min=0, help="Never repeat a sequence of this many tokens; 0 may.")
+    ],
+}
 TextColumn = Annotated[
     str | None, typer.Option(help="Column of the text, if not `text`; its number if there is no header.")
 ]
@@ -61,10 +92,37 @@ def either(names: Sequence[str]) -> str:
     return f"{', '.join(first)} or {last}" if first else last
 
 
-def chosen_search(own: Search, *, beam: int | None, length_penalty: float | None) -> Search:
-    """Return the search of a run, changed by the options that are given."""
-    return replace(
-        own,
-        beam=own.beam if beam is None else beam,
-        length_penalty=own.length_penalty if length_penalty is None else length_penalty,
-    )
+def takes_decoding(*fields: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a verb the options of these fields of `Decoding`; it is called with those given, as `changes`."""
+
+    def decorate(verb: Callable[..., None]) -> Callable[..., None]:
+        @wraps(verb)
+        def run(**arguments: Any) -> None:
+            values = {field: arguments.pop(field) for field in fields}
+            changes = {field: value for field, value in values.items() if value is not None}
+            verb(**arguments, changes=changes)
+
+        signature = inspect.signature(verb, eval_str=True)
+        added = {field: (DECODING_OPTIONS[field], None) for field in fields}
+        own = {
+            name: (parameter.annotation, parameter.default)
+            for name, parameter in signature.parameters.items()
+            if name != "changes"
+        }
+        run.__dict__["__signature__"] = signature.replace(
+            parameters=[
+                inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=default)
+                for name, (kind, default) in (own | added).items()
+            ]
+        )
+        return run
+
+    return decorate
+
+
+def change_decoding(own: Decoding, changes: Mapping[str, Any]) -> Decoding:
+    """Return the decoding of a run or a verb with the changes that the options ask for."""
+    decoding = replace(own, **changes)
+    if not decoding.temperature and {"top_k", "top_p", "seed"} & changes.keys():
+        raise ValueError("--top-k, --top-p and --seed are for samples; add a --temperature above 0")
+    return decoding

@@ -183,11 +183,11 @@ def _example(
 ) -> Example:
     from diffwindow.cli.evaluate import open_store
     from diffwindow.inference.attention import complete, row_example, text_example
-    from diffwindow.inference.model import configured_search
+    from diffwindow.inference.model import configured_decoding
 
     if row is None:
         assert text is not None
-        return complete(trained, text_example(trained, text, target=target), configured_search(run))
+        return complete(trained, text_example(trained, text, target=target), configured_decoding(run))
     return row_example(trained, open_store(run, data), split, row)
 
 

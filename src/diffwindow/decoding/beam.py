@@ -1,14 +1,15 @@
-"""Beam search, and greedy search, which is a beam of one."""
+"""Beam search, of which greedy search is a beam of one, and `decode`, which searches or samples."""
 
+from collections.abc import Sequence
 from functools import partial
 
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from diffwindow.decoding import Decoding
+from diffwindow.decoding.sampling import sample
 from diffwindow.decoding.search import (
-    FREE,
     Candidates,
-    Constraints,
     Hypothesis,
     Start,
     Step,
@@ -19,41 +20,26 @@ from diffwindow.decoding.search import (
 )
 
 
-def beam_search(
-    model: Stepper,
-    start: Start,
-    *,
-    beam: int = 5,
-    length_penalty: float = 0.6,
-    n_best: int = 1,
-    constraints: Constraints = FREE,
+def decode(
+    model: Stepper, start: Start, decoding: Decoding, *, seeds: Sequence[int] | None = None
 ) -> list[list[Hypothesis]]:
+    """Sample if the temperature is above 0, else search; `seeds` are those of `sample`."""
+    if decoding.temperature:
+        return sample(model, start, decoding, seeds=seeds)
+    return beam_search(model, start, decoding)
+
+
+def beam_search(model: Stepper, start: Start, decoding: Decoding | None = None) -> list[list[Hypothesis]]:
     """Find the `n_best` hypotheses of each sentence, best first, by log p / length^length_penalty.
 
     At each step the continuations of a sentence's open hypotheses compete for the slots that its finished
     ones have left of `beam`. A beam that can hold every prefix makes the search exhaustive.
     """
-    if not 1 <= n_best <= beam:
-        raise ValueError(f"n_best={n_best} is not between 1 and beam={beam}")
-    propose = partial(_rank_together, beam)
-    return search(
-        model,
-        start,
-        propose,
-        width=1,
-        slots=beam,
-        length_penalty=length_penalty,
-        n_best=n_best,
-        constraints=constraints,
-    )
-
-
-def greedy_search(
-    model: Stepper, start: Start, *, length_penalty: float = 0.6, constraints: Constraints = FREE
-) -> list[Hypothesis]:
-    """Follow the most probable token until the end; the penalty only scales the score."""
-    results = beam_search(model, start, beam=1, length_penalty=length_penalty, constraints=constraints)
-    return [hypothesis for (hypothesis,) in results]
+    decoding = decoding or Decoding()
+    if decoding.temperature:
+        raise ValueError(f"temperature={decoding.temperature} draws samples; a beam search needs 0")
+    propose = partial(_rank_together, decoding.beam)
+    return search(model, start, propose, decoding, width=1, slots=decoding.beam)
 
 
 def _rank_together(beam: int, step: Step) -> Candidates:

@@ -1,6 +1,5 @@
 """Sampling: paths drawn from the model, by temperature, top-k and top-p, the same for the same seed."""
 
-import math
 from collections.abc import Sequence
 from functools import partial
 
@@ -8,10 +7,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from diffwindow.decoding import Decoding
 from diffwindow.decoding.search import (
-    FREE,
     Candidates,
-    Constraints,
     Hypothesis,
     Start,
     Step,
@@ -23,46 +21,20 @@ from diffwindow.decoding.search import (
 
 
 def sample(
-    model: Stepper,
-    start: Start,
-    *,
-    seed: int | Sequence[int],
-    samples: int = 1,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float = 1.0,
-    length_penalty: float = 0.6,
-    constraints: Constraints = FREE,
+    model: Stepper, start: Start, decoding: Decoding, *, seeds: Sequence[int] | None = None
 ) -> list[list[Hypothesis]]:
-    """Draw `samples` hypotheses of each sentence and return them best first.
+    """Draw `n_best` hypotheses of each sentence and return them best first.
 
     Tokens are drawn from softmax(logits / temperature), cut to its `top_k` most probable tokens and then to
     the fewest of these that hold the mass `top_p`; `log_prob` and `score` are the model's own, before both.
-    Sentence i draws from the seed `seed + i`, or from its own of several, whatever else is in the batch.
+    Sentence i draws from the seed `seed + i`, or from its own of `seeds`, whatever else is in the batch.
     """
-    if not 0 < temperature < math.inf:
-        raise ValueError(
-            f"temperature={temperature} is not above 0 and finite; greedy_search is its limit at 0"
-        )
-    if top_k is not None and top_k < 1:
-        raise ValueError(f"top_k={top_k} is below 1; None keeps all tokens")
-    if not 0 < top_p <= 1:
-        raise ValueError(f"top_p={top_p} is not above 0 and at most 1 (1 keeps all tokens)")
-    if samples < 1:
-        raise ValueError(f"samples={samples} is below 1")
-    seeds = range(seed, seed + len(start.limits)) if isinstance(seed, int) else seed
-    noise = _noise(seeds, start.limits, samples)
-    propose = partial(_continue_each, noise, temperature, top_k, top_p)
-    return search(
-        model,
-        start,
-        propose,
-        width=samples,
-        slots=samples,
-        length_penalty=length_penalty,
-        n_best=samples,
-        constraints=constraints,
-    )
+    if not decoding.temperature:
+        raise ValueError("temperature=0 is beam search; samples need one above 0")
+    seeds = range(decoding.seed, decoding.seed + len(start.limits)) if seeds is None else seeds
+    count = decoding.n_best
+    propose = partial(_continue_each, _noise(seeds, start.limits, count))
+    return search(model, start, propose, decoding, width=count, slots=count)
 
 
 def _noise(seeds: Sequence[int], limits: Int[Tensor, " s"], samples: int) -> Float[Tensor, "s t w"]:
@@ -74,17 +46,15 @@ def _noise(seeds: Sequence[int], limits: Int[Tensor, " s"], samples: int) -> Flo
     return noise.to(limits.device)
 
 
-def _continue_each(
-    noise: Float[Tensor, "s t w"], temperature: float, top_k: int | None, top_p: float, step: Step
-) -> Candidates:
+def _continue_each(noise: Float[Tensor, "s t w"], step: Step) -> Candidates:
     """Propose one continuation of each open path, drawn with the noise of its sentence, step and slot."""
     total = log_partition(step.logits)
     logits = forbid(step)
     width = logits.shape[1]
     at_step = noise[step.sentences, step.length - 1, :width]
     # at most 0, in doubles: a tiny temperature would overflow
-    tempered = (logits - logits.amax(-1, keepdim=True)).double() / temperature
-    tokens = draw(tempered, at_step, top_k=top_k, top_p=top_p)
+    tempered = (logits - logits.amax(-1, keepdim=True)).double() / step.decoding.temperature
+    tokens = draw(tempered, at_step, top_k=step.decoding.top_k, top_p=step.decoding.top_p)
     log_probs = (logits.gather(-1, tokens[..., None]) - total).squeeze(-1)
     parents = torch.arange(width, device=tokens.device).expand_as(tokens)
     return Candidates(parents, tokens, step.log_probs + log_probs)

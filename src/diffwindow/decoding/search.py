@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from diffwindow.decoding import Decoding
 from diffwindow.decoding.ensemble import Ensemble
 from diffwindow.functional import at_least_fp32
 from diffwindow.models.language_model import LanguageModel
@@ -51,13 +52,18 @@ def translation_start(
     *,
     ratio: float = 1.2,
     extra: int = 10,
+    limit: int | None = None,
 ) -> Start:
-    """Begin translations of at most ⌊ratio · n⌋ + extra tokens, where n counts the source's real tokens."""
+    """Begin translations of at most `limit` tokens.
+
+    None allows ⌊ratio · n⌋ + extra, where n counts the source's real tokens.
+    """
     real = source != PAD if source_mask is None else source_mask
     first = torch.full_like(source[:, 0], BOS)
-    return Start(
-        model.begin(source, source_mask), first, length_limits(real.sum(-1), ratio=ratio, extra=extra)
-    )
+    limits = length_limits(real.sum(-1), ratio=ratio, extra=extra)
+    if limit is not None:
+        limits = torch.full_like(limits, limit)
+    return Start(model.begin(source, source_mask), first, limits)
 
 
 def continuation_start(
@@ -108,10 +114,10 @@ class Hypothesis:
     ended: bool
 
 
-def normalized(log_prob: float, length: int, length_penalty: float) -> float:
+def normalize_score(log_prob: float, length: int, length_penalty: float) -> float:
     """Score a hypothesis of `length` tokens, the end included: log p / length^α.
 
-    >>> normalized(-8.0, 16, 0.5)
+    >>> normalize_score(-8.0, 16, 0.5)
     -2.0
     """
     return log_prob / math.pow(length, length_penalty)
@@ -126,26 +132,7 @@ def bound(log_prob: float, shortest: int, longest: int, length_penalty: float) -
     >>> bound(-8.0, 4, 16, 0.5), bound(-8.0, 4, 16, 0.0), bound(-8.0, 4, 16, -0.5)
     (-2.0, -8.0, -16.0)
     """
-    return max(normalized(log_prob, length, length_penalty) for length in (shortest, longest))
-
-
-@dataclass(frozen=True)
-class Constraints:
-    """What outputs must not be: shorter than `min_length` tokens, or with an n-gram of this size twice.
-
-    The length limit of a sentence comes first. 0 allows everything.
-    """
-
-    min_length: int = 0
-    no_repeat_ngram: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("min_length", "no_repeat_ngram"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name}={getattr(self, name)} is below 0, which is no constraint")
-
-
-FREE = Constraints()
+    return max(normalize_score(log_prob, length, length_penalty) for length in (shortest, longest))
 
 
 class Step(NamedTuple):
@@ -159,7 +146,7 @@ class Step(NamedTuple):
     at_limit: Bool[Tensor, " s"]
     sentences: Int[Tensor, " s"]
     prefixes: Int[Tensor, "s w t"]
-    constraints: Constraints = FREE
+    decoding: Decoding
 
     @property
     def length(self) -> int:
@@ -184,12 +171,10 @@ def search(
     model: Stepper,
     start: Start,
     propose: Propose,
+    decoding: Decoding,
     *,
     width: int,
     slots: int,
-    length_penalty: float,
-    n_best: int,
-    constraints: Constraints = FREE,
 ) -> list[list[Hypothesis]]:
     """Find the `n_best` hypotheses of each sentence, best first, by log p / length^length_penalty.
 
@@ -198,7 +183,7 @@ def search(
     open, or when no open hypothesis can still score above its `n_best` finished ones (see `bound`); it then
     leaves the batch.
     """
-    results = [_Finished(limit, length_penalty, n_best) for limit in start.limits.tolist()]
+    results = [_Finished(limit, decoding.length_penalty, decoding.n_best) for limit in start.limits.tolist()]
     running, state, limits, device = results, start.state, start.limits, start.first.device
     sentences = torch.arange(len(results), device=device)
     prefixes = start.first[:, None, None].expand(-1, width, 1)
@@ -208,14 +193,14 @@ def search(
     while running:
         length = prefixes.shape[-1]
         logits = model.step(prefixes[..., -1], state)
-        candidates = propose(Step(logits, log_probs, limits < length, sentences, prefixes, constraints))
+        candidates = propose(Step(logits, log_probs, limits < length, sentences, prefixes, decoding))
         left = torch.tensor([slots - len(done.hypotheses) for done in running], device=device)
         ends, stays = _fill(candidates, left)
         for row, rank in ends.nonzero().tolist():
             prefix = prefixes[row, candidates.parents[row, rank], 1:]
             running[row].add(prefix.tolist(), candidates.log_probs[row, rank].item())
         best_open = candidates.log_probs.where(stays, -torch.inf).amax(-1).tolist()
-        rows = [row for row, best in enumerate(best_open) if not running[row].settled(best, length)]
+        rows = [row for row, best in enumerate(best_open) if not running[row].is_settled(best, length)]
         running, kept = [running[row] for row in rows], torch.tensor(rows, dtype=torch.long, device=device)
         parents, tokens, log_probs = _close_ranks(candidates, stays, kept)
         if not _unchanged(kept, parents, prefixes):
@@ -235,18 +220,19 @@ def log_partition(logits: Float[Tensor, "s w v"]) -> Float[Tensor, "s w 1"]:
 
 
 def forbid(step: Step) -> Float[Tensor, "s w v"]:
-    """Set the logits of what may not follow to −∞, in place: padding, the opening, what constraints exclude.
+    """Set the logits of what may not follow to −∞, in place: padding, the opening, what the options exclude.
 
     At its length limit a sentence can only end; one for which nothing is left may end too.
     """
-    logits, at_limit, constraints = step.logits, step.at_limit, step.constraints
+    logits, at_limit = step.logits, step.at_limit
+    ngram, shortest = step.decoding.no_repeat_ngram, step.decoding.min_new_tokens
     logits[..., [PAD, BOS]] = -torch.inf
     ends = logits[..., EOS].clone()
-    if constraints.no_repeat_ngram and (banned := repeating(step.prefixes[..., 1:], constraints)) is not None:
+    if ngram and (banned := find_repeating(step.prefixes[..., 1:], ngram)) is not None:
         logits.scatter_(-1, banned, -torch.inf)
-    if step.length <= constraints.min_length:
+    if step.length <= shortest:
         logits[..., EOS] = -torch.inf
-    if constraints != FREE:
+    if ngram or shortest:
         stuck = logits.amax(-1) == -torch.inf
         logits[..., EOS] = logits[..., EOS].where(~stuck, ends)
     if at_limit.any():
@@ -255,13 +241,13 @@ def forbid(step: Step) -> Float[Tensor, "s w v"]:
     return logits
 
 
-def repeating(prefixes: Int[Tensor, "s w t"], constraints: Constraints) -> Int[Tensor, "s w n"] | None:
-    """Return the tokens that would repeat an n-gram of their prefix; padding fills the rows.
+def find_repeating(prefixes: Int[Tensor, "s w t"], size: int) -> Int[Tensor, "s w n"] | None:
+    """Return the tokens that would repeat an n-gram of this size in their prefix; padding fills the rows.
 
-    >>> repeating(torch.tensor([[[7, 8, 9, 7, 8]]]), Constraints(no_repeat_ngram=3)).tolist()
+    >>> find_repeating(torch.tensor([[[7, 8, 9, 7, 8]]]), 3).tolist()
     [[[9, 0, 0]]]
     """
-    size, length = constraints.no_repeat_ngram, prefixes.shape[-1]
+    length = prefixes.shape[-1]
     if length < size:
         return None
     grams = prefixes.unfold(-1, size, 1)
@@ -281,14 +267,14 @@ class _Finished:
 
     def add(self, tokens: list[int], log_prob: float) -> None:
         """Take in a hypothesis that has ended."""
-        score = normalized(log_prob, len(tokens) + 1, self.length_penalty)
+        score = normalize_score(log_prob, len(tokens) + 1, self.length_penalty)
         self.hypotheses.append(Hypothesis(tuple(tokens), log_prob, score, ended=len(tokens) < self.limit))
 
     def best(self) -> list[Hypothesis]:
         """Return the n best, best first; of equal ones the first to end."""
         return sorted(self.hypotheses, key=lambda hypothesis: -hypothesis.score)[: self.n_best]
 
-    def settled(self, log_prob: float, length: int) -> bool:
+    def is_settled(self, log_prob: float, length: int) -> bool:
         """Return whether no completion of open prefixes of `length` tokens can get among the n best."""
         if log_prob == -torch.inf:
             return True

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffwindow.data.tokenizer import moses_detokenizer, nfc
-from diffwindow.decoding.translate import Search, translate
+from diffwindow.decoding import Decoding
+from diffwindow.decoding.translate import translate
 from diffwindow.evaluation.intervals import accuracy, accuracy_by, mcnemar
 from diffwindow.evaluation.windows import as_rows, has_gold_windows, window_fits
 from diffwindow.models.classifier import Classifier
@@ -43,18 +44,18 @@ class Evaluation:
 
 
 def evaluate(
-    trained: ModelFolder, task: AnyTask, split: str, search: Search, *, progress: Progress = SILENT
+    trained: ModelFolder, task: AnyTask, split: str, decoding: Decoding, *, progress: Progress = SILENT
 ) -> Evaluation:
     """Evaluate a model on a split of its task's store."""
     if isinstance(task, Translation):
-        return _translation(trained, task, split, search, progress)
+        return _translation(trained, task, split, decoding, progress)
     if isinstance(task, Classification):
         return _classification(trained, task, split, progress)
     return _language(trained, task, split, progress)
 
 
 def _translation(
-    trained: ModelFolder, task: Translation, split: str, search: Search, progress: Progress
+    trained: ModelFolder, task: Translation, split: str, decoding: Decoding, progress: Progress
 ) -> Evaluation:
     rows, tokenizer = task.store.split(split), task.store.tokenizer
     sources = [rows.sequences["source"][index][:-1].tolist() for index in range(len(rows))]
@@ -63,7 +64,7 @@ def _translation(
         cast(Translator, trained.model),
         tokenizer,
         sources,
-        search,
+        decoding,
         progress=lambda done, total: progress("translating", done / total),
     )
     language, moses = trained.record.languages.get("target"), trained.record.moses.get("target")

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from diffwindow.data.store import Store
+from diffwindow.decoding import Decoding
 from diffwindow.decoding.beam import beam_search
 from diffwindow.decoding.search import length_limits, translation_start
-from diffwindow.decoding.translate import Search
 from diffwindow.evaluation.windows import GOLD_COLUMNS, has_gold_windows
 from diffwindow.models.classifier import Classifier
 from diffwindow.models.language_model import LanguageModel
@@ -21,7 +21,7 @@ from diffwindow.view.capture import capture
 from diffwindow.view.payload import page_data
 from diffwindow.view.trace import AttentionTrace, GoldSpan
 
-SEARCH = Search()
+DECODING = Decoding()
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,10 @@ class Example:
 
 
 def attention_trace(
-    trained: ModelFolder, text: str, *, target: str | None = None, search: Search = SEARCH
+    trained: ModelFolder, text: str, *, target: str | None = None, decoding: Decoding = DECODING
 ) -> AttentionTrace:
     """Trace a model on a text; a translator reads `target`, or else its own translation."""
-    return trace_example(trained, complete(trained, text_example(trained, text, target=target), search))
+    return trace_example(trained, complete(trained, text_example(trained, text, target=target), decoding))
 
 
 def text_example(trained: ModelFolder, text: str, *, target: str | None = None) -> Example:
@@ -69,7 +69,7 @@ def row_example(trained: ModelFolder, store: Store, split: str, row: int) -> Exa
     return Example(ids, trained.tokenizer.decode(ids), target, gold)
 
 
-def complete(trained: ModelFolder, example: Example, search: Search = SEARCH) -> Example:
+def complete(trained: ModelFolder, example: Example, decoding: Decoding = DECODING) -> Example:
     """Fill in a translator's own translation, by beam search and in one piece, where the example has none."""
     model = trained.model
     if not isinstance(model, Translator) or example.target is not None:
@@ -77,7 +77,8 @@ def complete(trained: ModelFolder, example: Example, search: Search = SEARCH) ->
     with evaluating(model) as device:
         source = torch.tensor([[*example.ids, EOS]], device=device)
         start = translation_start(model, source)
-        ((best,),) = beam_search(model, start, beam=search.beam, length_penalty=search.length_penalty)
+        searched = Decoding(beam=decoding.beam, length_penalty=decoding.length_penalty)
+        ((best,),) = beam_search(model, start, searched)
     return replace(example, target=list(best.tokens))
 
 

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from diffwindow.data.tokenizer import Tokenizer
+from diffwindow.decoding import Decoding
 from diffwindow.decoding.batches import ReportDone, in_batches, padded, report_nothing
 from diffwindow.decoding.ensemble import Ensemble, mean_log_probs
-from diffwindow.decoding.generate import Sampling, continuations
-from diffwindow.decoding.translate import Output, Search, translate_texts
+from diffwindow.decoding.generate import GENERATION, continue_text
+from diffwindow.decoding.translate import Output, translate_texts
 from diffwindow.inference.attention import attention_trace
 from diffwindow.models.classifier import Classifier
 from diffwindow.models.language_model import LanguageModel
@@ -66,12 +67,12 @@ def open_model(path: Path, *, device: str = "auto", dtype: torch.dtype | None = 
     return trained
 
 
-def configured_search(path: Path) -> Search:
+def configured_decoding(path: Path) -> Decoding:
     """Return how a run was configured to decode; the defaults for a model folder."""
     if not (path / CONFIG).is_file():
-        return Search()
+        return Decoding()
     own = Run.open(path).config.search
-    return Search(beam=own.beam, length_penalty=own.length_penalty)
+    return Decoding(beam=own.beam, length_penalty=own.length_penalty)
 
 
 def load(
@@ -92,18 +93,18 @@ def load(
     members = [open_model(Path(one), device=device, dtype=dtype) for one in paths]
     for member in members:
         member.model.requires_grad_(False)
-    return LoadedModel(members, configured_search(Path(paths[0])))
+    return LoadedModel(members, configured_decoding(Path(paths[0])))
 
 
 class LoadedModel:
     """A trained model that takes and returns texts: list in, list out, in order, in batches by tokens.
 
-    Gradients are never kept. `search` is how `translate` decodes by default, as the run was configured.
+    Gradients are never kept. `decoding` is how `translate` decodes by default, as the run was configured.
     """
 
-    def __init__(self, members: Sequence[ModelFolder], search: Search | None = None) -> None:
+    def __init__(self, members: Sequence[ModelFolder], decoding: Decoding | None = None) -> None:
         self.members = list(members)
-        self.search = search or Search()
+        self.decoding = decoding or Decoding()
         if len(members) > 1:
             _check_ensemble(members)
 
@@ -113,19 +114,19 @@ class LoadedModel:
         return self.members[0].tokenizer
 
     def translate(
-        self, texts: Sequence[str], search: Search | None = None, *, progress: ReportDone = report_nothing
+        self, texts: Sequence[str], decoding: Decoding | None = None, *, progress: ReportDone = report_nothing
     ) -> list[str]:
         """Return the best translation of each text; an empty text stays empty."""
-        return [best[0].text for best in self.translations(texts, search, progress=progress)]
+        return [best[0].text for best in self.translations(texts, decoding, progress=progress)]
 
     def translations(
-        self, texts: Sequence[str], search: Search | None = None, *, progress: ReportDone = report_nothing
+        self, texts: Sequence[str], decoding: Decoding | None = None, *, progress: ReportDone = report_nothing
     ) -> list[list[Output]]:
-        """Return the `search.n_best` translations of each text with their scores, best first."""
+        """Return the `decoding.n_best` translations of each text with their scores, best first."""
         model = self._translator("translate")
         moses = self.members[0].record.moses
         return translate_texts(
-            model, self.tokenizer, _texts(texts), search or self.search, moses, progress=progress
+            model, self.tokenizer, _texts(texts), decoding or self.decoding, moses, progress=progress
         )
 
     def predict(self, texts: Sequence[str], *, progress: ReportDone = report_nothing) -> list[Prediction]:
@@ -163,14 +164,14 @@ class LoadedModel:
         with evaluating(model) as device:
             return _by_length([rows], work, progress)
 
-    def generate(self, prompt: str = "", sampling: Sampling | None = None) -> list[str]:
+    def generate(self, prompt: str = "", decoding: Decoding | None = None) -> list[str]:
         """Return texts that continue a prompt, likeliest first; one of up to 50 tokens by default."""
         model, member = self._only(LanguageModel, "generate"), self.members[0]
-        return continuations(
+        return continue_text(
             model,
             member.tokenizer,
             prompt,
-            sampling or Sampling(),
+            decoding or GENERATION,
             moses=member.record.moses.get("text"),
             running_text=member.record.options.block_size is not None,
         )
@@ -179,7 +180,7 @@ class LoadedModel:
         """Trace where the model looks in a text; a translator reads `target`, or its own translation."""
         if len(self.members) > 1:
             raise ValueError("an ensemble has no attention of its own; load one of its models")
-        return attention_trace(self.members[0], text, target=target, search=self.search)
+        return attention_trace(self.members[0], text, target=target, decoding=self.decoding)
 
     def _score_pairs(self, pairs: Sequence[str | tuple[str, str]], progress: ReportDone) -> list[Score]:
         model = self._translator("score pairs")

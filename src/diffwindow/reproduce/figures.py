@@ -10,7 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from diffwindow.data.store import Store
-from diffwindow.decoding.translate import Search, translate
+from diffwindow.decoding import Decoding
+from diffwindow.decoding.translate import translate
 from diffwindow.models.translator import Translator
 from diffwindow.ops import WindowMaps
 from diffwindow.reproduce.findings import Finding
@@ -39,7 +40,7 @@ def draw_figure_3(plain: Path, windowed: Path, store: Path, path: Path, *, row: 
     rows = Store.open(store).split("test").sequences["source"]
     ours, theirs = ModelFolder.read(windowed), ModelFolder.read(plain)
     source = rows[row].tolist()
-    best = translate(cast(Translator, ours.model), ours.tokenizer, [source[:-1]], Search())[0][0]
+    best = translate(cast(Translator, ours.model), ours.tokenizer, [source[:-1]], Decoding())[0][0]
     target = ours.tokenizer.encode(best.text)
     given, predicted = torch.tensor([[BOS, *target]]), [*ours.tokenizer.tokens(target), "</s>"]
     layers = cast(Translator, ours.model).attention_maps(torch.tensor([source]), given)["Cr"]

@@ -105,7 +105,7 @@ def run(job: Job) -> str | None:
 
 
 def _run(job: Job) -> Result:
-    from diffwindow.decoding.translate import Search
+    from diffwindow.decoding import Decoding
     from diffwindow.evaluation.evaluate import evaluate
     from diffwindow.models.build import count_parameters
     from diffwindow.models.weights import verify
@@ -119,12 +119,12 @@ def _run(job: Job) -> Result:
     started = time.monotonic()
     train(config, job.folder)
     trained = ModelFolder.read(job.folder)
-    search = Search(beam=config.search.beam, length_penalty=config.search.length_penalty)
+    decoding = Decoding(beam=config.search.beam, length_penalty=config.search.length_penalty)
     store = Run(job.folder, config).open_store()
     task = trained.task(store)
     also = [split for split in job.column.also if split in store.splits]
     evaluations = {
-        split: evaluate(trained, task, split, search)
+        split: evaluate(trained, task, split, decoding)
         for split in dict.fromkeys(("valid", job.column.split, *also))
     }
     metrics = {split: evaluation.metrics for split, evaluation in evaluations.items()}

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from diffwindow.data.batching import collate, shift_right
 from diffwindow.data.store import Store
 from diffwindow.data.tokenizer import moses_detokenizer
-from diffwindow.decoding.translate import Search, translate
+from diffwindow.decoding import Decoding
+from diffwindow.decoding.translate import translate
 from diffwindow.models.model import evaluating
 from diffwindow.models.translator import Translator, TranslatorConfig
 from diffwindow.progress import SILENT, Progress
@@ -94,7 +95,7 @@ class Translation:
             cast(Translator, model),
             tokenizer,
             sources,
-            Search(beam=1, max_tokens=self.valid_tokens),
+            Decoding(beam=1, max_tokens=self.valid_tokens),
             progress=lambda done, total: progress("validation BLEU", done / total),
         )
         moses = self.store.manifest.settings.moses
