@@ -78,16 +78,6 @@ def test_a_base_that_computes_something_else_from_the_same_weights_is_refused(tm
     load_windows(other, tmp_path, check_base=False)
 
 
-def test_windows_of_an_older_version_load_without_a_check_of_their_base(saved):
-    folder, _ = saved
-    description = json.loads((folder / "windows.json").read_text())
-    older = {"name": None, "revision": None, "model_type": "t5", "fingerprint": "0", "fingerprint_fp16": "0"}
-    (folder / "windows.json").write_text(json.dumps(description | {"format": 1, "base": older}))
-    with pytest.raises(ModelFileError, match="has no fingerprint of all weights of its base"):
-        load_windows(model_of("t5"), folder)
-    load_windows(model_of("t5"), folder, check_base=False)
-
-
 @pytest.mark.usefixtures("unchecked")
 def test_damage_is_found(saved):
     folder, _ = saved
@@ -98,12 +88,12 @@ def test_damage_is_found(saved):
     (folder / "windows.safetensors").write_bytes(weights)
     description = json.loads((folder / "windows.json").read_text())
     for change, message in (
-        ({"format": 3}, "has format 3, and this version reads 2"),
-        ({"base": {}}, r"windows.json is damaged: KeyError\('name'\)"),
-        ({"base": 5}, "windows.json is damaged: TypeError"),
-        ({"window_tolerance": "wide"}, "windows.json is damaged: window_tolerance='wide' is not a number"),
-        ({"window_tolerance": -1}, "windows.json is damaged: window_tolerance=-1 is not in 0"),
-        ({"plan": 5}, "is damaged: its plan is 5"),
+        ({"format": 1}, "has format 1, and this version reads 2"),
+        ({"base": {}}, "windows.json is damaged: base.name: Field required; save the windows again"),
+        ({"base": 5}, "windows.json is damaged: base=5: "),
+        ({"window_tolerance": "wide"}, "windows.json is damaged: window_tolerance='wide': "),
+        ({"window_tolerance": -1}, "windows.json is damaged: window_tolerance=-1: .* than or equal to 0"),
+        ({"plan": 5}, "is damaged: plan=5: "),
         # a plan with tensors of the same shapes
         (
             {"plan": description["plan"].replace("Seg", "Seg=3")},

@@ -9,18 +9,16 @@ if TYPE_CHECKING:
     from diffwindow.hf.auto_models import as_transformers, register_auto_models, transformers_tokenizer
     from diffwindow.hf.checkpoint import load_windows, save_windows
     from diffwindow.hf.families import FAMILIES, Family
-    from diffwindow.hf.hub import Classifier, LanguageModel, Translator, push_run
+    from diffwindow.hf.hub import download_model, push_run
     from diffwindow.hf.windows import add_windows, freeze_base, remove_windows, windows_of
 
 # Imported on first use, so that `transformers` is only needed by what uses it.
 _HOMES = {
     "FAMILIES": "families",
-    "Classifier": "hub",
     "Family": "families",
-    "LanguageModel": "hub",
-    "Translator": "hub",
     "add_windows": "windows",
     "as_transformers": "auto_models",
+    "download_model": "hub",
     "freeze_base": "windows",
     "load_windows": "checkpoint",
     "push_run": "hub",
@@ -32,12 +30,10 @@ _HOMES = {
 }
 __all__ = [
     "FAMILIES",
-    "Classifier",
     "Family",
-    "LanguageModel",
-    "Translator",
     "add_windows",
     "as_transformers",
+    "download_model",
     "freeze_base",
     "load_windows",
     "push_run",

@@ -1,100 +1,78 @@
-"""Our models on the Hugging Face hub: `from_pretrained("user/name", revision=…)` and `push_to_hub`."""
+"""Our models on the Hugging Face hub: push a run's model with a card made from the run; download models."""
 
+import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Self
+from tempfile import TemporaryDirectory
+from typing import Any
 
-from huggingface_hub import ModelCard, ModelHubMixin, snapshot_download
+import numpy as np
+from huggingface_hub import HfApi, snapshot_download
 
+from diffwindow.attention.kinds import WINDOWED
 from diffwindow.checks import check_bool
 from diffwindow.files import read_json
-from diffwindow.hf.checkpoint import PICTURE, card_text, check_scores, draw_windows
-from diffwindow.models import classifier, language_model, translator
-from diffwindow.models.model import CONFIG, TOKENIZER, Model
-from diffwindow.models.weights import MANIFEST, WEIGHTS, verify, write_manifest
-from diffwindow.tasks.model_folder import TASK, find_model, read_kind
+from diffwindow.models.build import MODELS
+from diffwindow.models.model import CONFIG, TOKENIZER, Model, in_eval_mode
+from diffwindow.models.weights import MANIFEST, WEIGHTS, hash_tensors, verify, write_manifest
+from diffwindow.tasks.model_folder import TASK, ModelFolder, find_model, read_kind
+from diffwindow.training.checkpoints import ORIGIN
+from diffwindow.training.run import Run
+from diffwindow.view.capture import capture
 
-# What a model consists of: nothing else is downloaded.
-FILES = (CONFIG, WEIGHTS, TOKENIZER, TASK, MANIFEST)
-
-
-class HubModel(ModelHubMixin, library_name="diffwindow", tags=["diffwindow"]):
-    """The hooks by which the hub's library saves and loads a model of ours.
-
-    A model that was loaded from a folder takes the folder's tokenizer and task along when it is pushed.
-    """
-
-    # where the model was loaded from, the run that it is of, and whether to draw its windows
-    _source: Path | None = None
-    _run: Path | None = None
-    _picture = False
-
-    def _save_pretrained(self, save_directory: Path) -> None:
-        Model.write_files(self, save_directory)  # type: ignore[arg-type]
-        state: dict[str, Any] = {}
-        if self._source is not None:
-            for name in (TOKENIZER, TASK):
-                if (self._source / name).is_file():
-                    shutil.copyfile(self._source / name, save_directory / name)
-            if (self._source / MANIFEST).is_file():
-                state = verify(self._source)
-        # before the picture and the card, which are no part of the model
-        write_manifest(save_directory, state)
-        if self._run is not None and self._picture:
-            self._picture = draw_windows(self._run, save_directory / PICTURE)
-
-    # not the hub's hook, _from_pretrained: before it, the hub's library parses our config by itself
-    @classmethod
-    def from_pretrained(  # type: ignore[override]
-        cls,
-        pretrained_model_name_or_path: str | Path,
-        *,
-        revision: str | None = None,
-        cache_dir: str | Path | None = None,
-        force_download: bool = False,
-        local_files_only: bool = False,
-        token: str | bool | None = None,
-    ) -> Self:
-        """Make the model of a folder or a repository on the hub; raise ValueError if it is damaged."""
-        model_id, folder = str(pretrained_model_name_or_path), Path(pretrained_model_name_or_path)
-        if not folder.is_dir():
-            folder = Path(
-                snapshot_download(
-                    model_id, revision=revision, cache_dir=cache_dir, force_download=force_download,
-                    local_files_only=local_files_only, token=token, allow_patterns=list(FILES),
-                )
-            )  # fmt: skip
-        # the method of our own class, which verifies the files
-        load: Any = Model.from_pretrained
-        model: Self = load.__func__(cls, folder)
-        model._source = folder
-        return model
-
-    def generate_model_card(
-        self, repo_id: str = "a model", scores: dict[str, Any] | None = None, *_: Any, **__: Any
-    ) -> ModelCard:
-        """Write the card from the run, if the model is of one."""
-        model: Any = self
-        return ModelCard(card_text(model, repo_id, run=self._run, scores=scores, picture=self._picture))
-
-
-class Translator(HubModel, translator.Translator):  # type: ignore[misc]
-    """A Translator that loads from the hub and can be pushed to it."""
-
-
-class LanguageModel(HubModel, language_model.LanguageModel):  # type: ignore[misc]
-    """A LanguageModel that loads from the hub and can be pushed to it."""
-
-
-class Classifier(HubModel, classifier.Classifier):  # type: ignore[misc]
-    """A Classifier that loads from the hub and can be pushed to it."""
-
-
-HUB_MODELS: dict[str, type[HubModel]] = {
-    "translator": Translator,
-    "language_model": LanguageModel,
-    "classifier": Classifier,
+# what a model consists of; the manifest is written anew when a model is pushed
+FILES = (CONFIG, WEIGHTS, TOKENIZER, TASK)
+PICTURE = "windows.png"
+# The longest sentence that a picture has room for.
+LONGEST = 30
+# What tells which model an evaluation is of; the card says it already.
+IDENTITY = ("run", "attention", "parameters", "weights")
+PIPELINES = {
+    "translator": "translation",
+    "language_model": "text-generation",
+    "classifier": "text-classification",
 }
+CARD = """---
+library_name: diffwindow
+pipeline_tag: {pipeline}
+tags: [diffwindow, attention]
+---
+# {repo_id}
+
+A `{kind}` with the attention `{attention}` and {size:,} parameters, made with diffwindow, which
+implements *Differentiable Window for Dynamic Local Attention* (ACL 2020).
+
+```python
+import diffwindow
+from diffwindow.hf import download_model
+
+model = diffwindow.load(download_model("{repo_id}"))
+```
+"""
+
+
+def download_model(
+    repo_id: str,
+    *,
+    revision: str | None = None,
+    cache_dir: str | Path | None = None,
+    force_download: bool = False,
+    local_files_only: bool = False,
+    token: str | bool | None = None,
+) -> Path:
+    """Download a model of ours and return its folder, for `diffwindow.load`, `from_pretrained` and `start`.
+
+    Nothing but the files of a model is fetched; raise ValueError if one is damaged.
+    """
+    folder = Path(
+        snapshot_download(
+            repo_id, revision=revision, cache_dir=cache_dir, force_download=force_download,
+            local_files_only=local_files_only, token=token, allow_patterns=[*FILES, MANIFEST],
+        )
+    )  # fmt: skip
+    verify(folder)
+    return folder
 
 
 def push_run(
@@ -115,15 +93,131 @@ def push_run(
     """
     check_bool("picture", picture)
     folder = find_model(Path(run))
-    model: Any = HUB_MODELS[read_kind(folder)].from_pretrained(folder)
-    if folder != Path(run):
-        model._run, model._picture = Path(run), picture
-    figures = None if scores is None else read_json(Path(scores))
-    if figures is not None:
-        # before the repository is made
-        check_scores(model, figures)
-    address: str = model.push_to_hub(
-        repo_id, private=private, branch=branch, token=token, commit_message="Add the model",
-        model_card_kwargs={"repo_id": repo_id, "scores": figures},
-    )  # fmt: skip
-    return address
+    model = MODELS[read_kind(folder)].from_pretrained(folder)
+    own_run = None if folder == Path(run) else Path(run)
+    with TemporaryDirectory() as made:
+        target = Path(made)
+        for name in FILES:
+            if (folder / name).is_file():
+                shutil.copyfile(folder / name, target / name)
+        write_manifest(target, verify(folder) if (folder / MANIFEST).is_file() else {})
+        drawn = picture and own_run is not None and draw_windows(own_run, target / PICTURE)
+        evaluation = None if scores is None else read_json(Path(scores))
+        card = card_text(model, repo_id, run=own_run, scores=evaluation, picture=drawn)
+        (target / "README.md").write_text(card, encoding="utf-8")
+        hub = HfApi(token=token)
+        repo_id = hub.create_repo(repo_id, private=private, exist_ok=True).repo_id
+        if branch is not None:
+            hub.create_branch(repo_id, branch=branch, exist_ok=True)
+        commit = hub.upload_folder(
+            repo_id=repo_id, folder_path=target, revision=branch, commit_message="Add the model"
+        )
+    return str(commit)
+
+
+def card_text(
+    model: Model[Any],
+    repo_id: str,
+    *,
+    run: Path | None = None,
+    scores: dict[str, Any] | None = None,
+    picture: bool = False,
+) -> str:
+    """Write the card; what the run does not tell is left out.
+
+    `scores` is what `diffwindow evaluate RUN --json` prints of this model; that of another is an error.
+    """
+    if scores is not None:
+        check_scores(model, scores)
+    parts = [
+        CARD.format(
+            repo_id=repo_id,
+            pipeline=PIPELINES[model.config.model],
+            kind=type(model).__name__,
+            attention=model.config.attention,
+            size=sum(parameter.numel() for parameter in model.parameters()),
+        )
+    ]
+    if picture:
+        parts.append(f"![A window of the model, and its attention]({PICTURE})\n")
+    if scores is not None:
+        shown = {name: value for name, value in scores.items() if name not in IDENTITY}
+        parts += ["## Scores\n", _table(shown)]
+    if run is None:
+        parts += ["## Settings\n", _table(model.config.model_dump())]
+    else:
+        settings = Run.open(run).config.model_dump(mode="json")
+        data = settings.pop("data")
+        # its last part tells nothing that the corpus does not
+        del data["path"]
+        origin = read_json(run / ORIGIN) if (run / ORIGIN).is_file() else {}
+        parts += ["## Data\n", _table(data), _table({"sha256": origin.get("corpus", {})})]
+        parts += ["## Training\n", _table(settings), "## Versions\n", _table(origin.get("versions", {}))]
+    return "\n".join(parts)
+
+
+def check_scores(model: Model[Any], scores: dict[str, Any]) -> None:
+    """Raise unless an evaluation is of this model."""
+    again = "evaluate the model again with `diffwindow evaluate RUN --json`"
+    if "weights" not in scores:
+        raise ValueError(f"the scores do not say which model they are of; {again}")
+    if scores["weights"] != hash_tensors(model.state_dict()):
+        raise ValueError(
+            f"the scores are of another model, of the run {_public(str(scores.get('run')))}; {again}"
+        )
+
+
+def draw_windows(run: Path, path: Path) -> bool:
+    """Draw the first window of a run's model on a short sentence of its corpus, if it can be done.
+
+    A model without windows has no picture, nor has a run whose corpus is gone: then return False.
+    """
+    trained = ModelFolder.read(run)
+    if not any(term.attention.kind in WINDOWED for term in trained.model.config.plan.terms):
+        return False
+    try:
+        store = Run.open(run).open_store()
+    except ValueError:
+        return False
+    task: Any = trained.task(store)
+    split = "valid" if "valid" in store.splits else next(iter(store.splits))
+    lengths = np.max(np.stack(task.lengths(split)), axis=0)
+    short = np.flatnonzero(lengths <= LONGEST)
+    batch = task.collate(split, np.array([short[0] if len(short) else int(lengths.argmin())]))
+    names = {"source": "source", "target": "target"} if hasattr(batch, "source") else {"tokens": "tokens"}
+    tokens = {
+        side: trained.tokenizer.tokens(getattr(batch, name)[0].tolist()) for side, name in names.items()
+    }
+    with in_eval_mode(trained.model), capture(trained.model) as trace:
+        task.loss(trained.model, batch)
+    labels = tokens if len(tokens) > 1 else next(iter(tokens.values()))
+    trace.with_tokens(labels).draw(path)
+    return True
+
+
+def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the plain values of nested objects under dotted names."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _leaves(inner, f"{name}.{key}" if name else str(key))
+    elif value is not None:
+        yield name, value
+
+
+def _table(rows: dict[str, Any]) -> str:
+    """Format nested values as a Markdown table; a bar in a value would end its cell."""
+    body = [f"| {name} | {str(_shown(x)).replace('|', chr(92) + '|')} |\n" for name, x in _leaves(rows)]
+    return "".join(["| | |\n", "|---|---|\n", *body] if body else [])
+
+
+def _shown(value: Any) -> Any:
+    return f"{value:.6g}" if isinstance(value, float) else _public(value) if isinstance(value, str) else value
+
+
+def _public(text: str) -> str:
+    """Return the names alone of files and folders: a local path is private, and of no use to readers.
+
+    >>> _public("/home/me/runs/first, ../second"), _public("Enc(AW)")
+    ('first, second', 'Enc(AW)')
+    """
+    return ", ".join(re.split(r"[/\\]", part.rstrip("/\\"))[-1] for part in text.split(", "))

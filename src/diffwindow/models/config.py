@@ -58,7 +58,7 @@ class ModelConfig(BaseModel):
         try:
             super().__init__(**fields)
         except ValidationError as error:
-            raise ValueError(f"{type(self).__name__}: {_sentence(error)}") from None
+            raise ValueError(f"{type(self).__name__}: {first_mistake(error)}") from None
 
     @classmethod
     def stacks(cls) -> dict[Role, str]:
@@ -134,7 +134,7 @@ def _check_attention(role: Role, attention: Attention, options: LayerOptions) ->
         raise ValueError(f"{role}({attention}): {error}") from None
 
 
-def _sentence(error: ValidationError) -> str:
+def first_mistake(error: ValidationError) -> str:
     """Return the first mistake as one sentence: where it is, what it is, and the value."""
     first = error.errors()[0]
     message = first["msg"].removeprefix("Value error, ")
