@@ -220,11 +220,11 @@ def _score_files(hypothesis: Path, reference: Path, language: str | None, *, as_
 def open_store(run: Path, data: Path | None) -> Store:
     """Open the given corpus, or that of the run."""
     from diffwindow.data.store import Store
-    from diffwindow.training.checkpoints import CONFIG
+    from diffwindow.training.checkpoints import RUN_CONFIG
     from diffwindow.training.run import Run
 
     check_folder(run)
-    if (run / CONFIG).is_file():
+    if (run / RUN_CONFIG).is_file():
         return Run.open(run).open_store(data)
     if data is None:
         raise ValueError(f"{run} is not a run folder, so its corpus is unknown; give one with --data DIR")

@@ -56,7 +56,7 @@ def train(
     _check_words(preset, overrides or [], data=data, start=start)
     from diffwindow.cli.errors import training_errors
     from diffwindow.tasks.presets import TASKS_BY_PRESET, describe_sizes
-    from diffwindow.training.checkpoints import CONFIG
+    from diffwindow.training.checkpoints import RUN_CONFIG
     from diffwindow.training.overrides import resolve
     from diffwindow.training.run import train as run
 
@@ -73,7 +73,7 @@ def train(
         config = config.with_data(path)
     if preset in TASKS_BY_PRESET and config.data.path and os.environ.get("RANK", "0") == "0":
         print(describe_sizes(preset, Path(config.data.path), config.model_dump()), file=sys.stderr)
-    is_run = (Path(preset) / CONFIG).is_file()
+    is_run = (Path(preset) / RUN_CONFIG).is_file()
     folder = Path(preset) if is_run else default_folder(config.name, config.attention, config.train.seed)
     with training_errors():
         run(config, out or folder, resume=resume is Resume.auto)

@@ -26,7 +26,7 @@ from diffwindow.models.config import first_mistake
 from diffwindow.models.weights import ModelFileError, hash_tensors, read_weights, write_weights
 
 WINDOW_WEIGHTS, DESCRIPTION = "windows.safetensors", "windows.json"
-FORMAT = 2
+WINDOWS_FORMAT = 2
 # What values of a base may have been rounded to when it was loaded.
 HALF_PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 # Fields of a config that do not change what a trained model computes from its weights.
@@ -112,7 +112,7 @@ class Base(BaseModel):
 class Description(Settings):
     """The content of `windows.json`."""
 
-    format: int = FORMAT
+    format: int = WINDOWS_FORMAT
     diffwindow: str = __version__
     base: Base
     sha256: str
@@ -238,9 +238,9 @@ def _read(path: Path, model: PreTrainedModel, *, check_base: bool) -> tuple[Sett
     """Read a folder of `save_windows`, after checking that it is whole and belongs to this base."""
     place, weights = path / DESCRIPTION, path / WINDOW_WEIGHTS
     fields = read_json(place)
-    if fields.get("format") != FORMAT:
+    if fields.get("format") != WINDOWS_FORMAT:
         raise ModelFileError(
-            f"{place} has format {fields.get('format')!r}, and this version reads {FORMAT};"
+            f"{place} has format {fields.get('format')!r}, and this version reads {WINDOWS_FORMAT};"
             " use the diffwindow version that wrote it"
         )
     description = _validate(Description, fields, place)

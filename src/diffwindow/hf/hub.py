@@ -14,15 +14,15 @@ from diffwindow.attention.kinds import WINDOWED
 from diffwindow.checks import check_bool
 from diffwindow.files import read_json
 from diffwindow.models.build import MODELS
-from diffwindow.models.model import CONFIG, TOKENIZER, Model, in_eval_mode
-from diffwindow.models.weights import MANIFEST, WEIGHTS, hash_tensors, verify, write_manifest
+from diffwindow.models.model import MODEL_CONFIG, TOKENIZER, Model, in_eval_mode
+from diffwindow.models.weights import MODEL_MANIFEST, WEIGHTS, hash_tensors, verify, write_manifest
 from diffwindow.tasks.model_folder import TASK, ModelFolder, find_model, read_kind
 from diffwindow.training.checkpoints import ORIGIN
 from diffwindow.training.run import Run
 from diffwindow.view.capture import capture
 
 # what a model consists of; the manifest is written anew when a model is pushed
-FILES = (CONFIG, WEIGHTS, TOKENIZER, TASK)
+FILES = (MODEL_CONFIG, WEIGHTS, TOKENIZER, TASK)
 PICTURE = "windows.png"
 # The longest sentence that a picture has room for.
 LONGEST = 30
@@ -68,7 +68,7 @@ def download_model(
     folder = Path(
         snapshot_download(
             repo_id, revision=revision, cache_dir=cache_dir, force_download=force_download,
-            local_files_only=local_files_only, token=token, allow_patterns=[*FILES, MANIFEST],
+            local_files_only=local_files_only, token=token, allow_patterns=[*FILES, MODEL_MANIFEST],
         )
     )  # fmt: skip
     verify(folder)
@@ -100,7 +100,7 @@ def push_run(
         for name in FILES:
             if (folder / name).is_file():
                 shutil.copyfile(folder / name, target / name)
-        write_manifest(target, verify(folder) if (folder / MANIFEST).is_file() else {})
+        write_manifest(target, verify(folder) if (folder / MODEL_MANIFEST).is_file() else {})
         drawn = picture and own_run is not None and draw_windows(own_run, target / PICTURE)
         evaluation = None if scores is None else read_json(Path(scores))
         card = card_text(model, repo_id, run=own_run, scores=evaluation, picture=drawn)

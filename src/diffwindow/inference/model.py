@@ -24,7 +24,7 @@ from diffwindow.models.model import evaluating
 from diffwindow.models.translator import Translator
 from diffwindow.special_tokens import BOS, EOS
 from diffwindow.tasks.model_folder import ModelFolder
-from diffwindow.training.checkpoints import CONFIG
+from diffwindow.training.checkpoints import RUN_CONFIG
 from diffwindow.training.run import Run
 from diffwindow.view.trace import AttentionTrace
 
@@ -69,7 +69,7 @@ def open_model(path: Path, *, device: str = "auto", dtype: torch.dtype | None = 
 
 def configured_decoding(path: Path) -> Decoding:
     """Return how a run was configured to decode; the defaults for a model folder."""
-    if not (path / CONFIG).is_file():
+    if not (path / RUN_CONFIG).is_file():
         return Decoding()
     own = Run.open(path).config.search
     return Decoding(beam=own.beam, length_penalty=own.length_penalty)

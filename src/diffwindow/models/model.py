@@ -13,7 +13,7 @@ from diffwindow.files import check_regular, flush, parse_json, replacing, write_
 from diffwindow.models.config import ModelConfig
 from diffwindow.models.layers import AttentionBlock
 from diffwindow.models.weights import (
-    MANIFEST,
+    MODEL_MANIFEST,
     WEIGHTS,
     ModelFileError,
     read_weights,
@@ -23,7 +23,7 @@ from diffwindow.models.weights import (
 )
 from diffwindow.notation import Role
 
-CONFIG = "config.json"
+MODEL_CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
 Folder = str | os.PathLike[str]
 C = TypeVar("C", bound=ModelConfig)
@@ -55,10 +55,10 @@ class Model(nn.Module, Generic[C]):
         Where the folder has a manifest, as saving writes it, every file is verified first.
         """
         path = Path(folder)
-        if (path / MANIFEST).exists():
+        if (path / MODEL_MANIFEST).exists():
             verify(path)
         fields = read_fields(path)
-        config = _as_config(cls.config_class, fields, path / CONFIG)
+        config = _as_config(cls.config_class, fields, path / MODEL_CONFIG)
         tensors, saved_with = read_weights(path / WEIGHTS)
         if saved_with is not None:
             _check_origin(path, config, saved_with)
@@ -74,7 +74,7 @@ class Model(nn.Module, Generic[C]):
         path = Path(folder)
         path.mkdir(parents=True, exist_ok=True)
         self.write_files(path, tokenizer)
-        write_manifest(path, {}, (CONFIG, TOKENIZER, WEIGHTS))
+        write_manifest(path, {}, (MODEL_CONFIG, TOKENIZER, WEIGHTS))
         flush(path)
 
     def write_files(self, folder: Path, tokenizer: Savable | None = None) -> None:
@@ -107,17 +107,19 @@ def evaluating(model: nn.Module) -> Iterator[str]:
 def write_model_files(folder: Path, tensors: Mapping[str, Tensor], config: str) -> None:
     """Write weights and the JSON of their config to a folder."""
     write_weights(folder / WEIGHTS, tensors, config)
-    write_atomically(folder / CONFIG, f"{config}\n".encode())
+    write_atomically(folder / MODEL_CONFIG, f"{config}\n".encode())
 
 
 def read_fields(folder: Path) -> dict[str, Any]:
     """Read the fields of a model folder's config."""
-    path = folder / CONFIG
+    path = folder / MODEL_CONFIG
     check_regular(path)
     try:
         return _fields(path.read_bytes(), path)
     except FileNotFoundError:
-        raise ModelFileError(f"there is no file {path}; a model folder has {CONFIG} and {WEIGHTS}") from None
+        raise ModelFileError(
+            f"there is no file {path}; a model folder has {MODEL_CONFIG} and {WEIGHTS}"
+        ) from None
 
 
 def _fields(content: str | bytes, place: Path) -> dict[str, Any]:
@@ -148,7 +150,7 @@ def _check_origin(folder: Path, config: ModelConfig, saved_with: str) -> None:
         configured, saved = getattr(config, name), getattr(theirs, name)
         if configured != saved:
             raise ModelFileError(
-                f"{folder / CONFIG} has {name}={configured!r} but {weights} was saved with {saved!r}; "
+                f"{folder / MODEL_CONFIG} has {name}={configured!r} but {weights} was saved with {saved!r}; "
                 "save the model again to have both of one model"
             )
 

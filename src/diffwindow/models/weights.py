@@ -17,8 +17,8 @@ from torch import Tensor
 from diffwindow.files import check_regular, finite, flush, read_json, replacing, sha256_of, write_json
 
 WEIGHTS = "model.safetensors"
-MANIFEST = "checkpoint.json"
-FORMAT = 1
+MODEL_MANIFEST = "checkpoint.json"
+MANIFEST_FORMAT = 1
 
 
 class ModelFileError(ValueError):
@@ -105,10 +105,10 @@ def last_checkpoints(folder: Path, count: int) -> list[Path]:
 def write_manifest(folder: Path, state: dict[str, Any], names: Collection[str] | None = None) -> None:
     """Hash the files of a folder, or those of `names` that are there, and write its manifest."""
     listed = (path.name for path in folder.iterdir()) if names is None else names
-    files = [name for name in sorted(listed) if name != MANIFEST and (folder / name).is_file()]
+    files = [name for name in sorted(listed) if name != MODEL_MANIFEST and (folder / name).is_file()]
     hashes = {name: sha256_of(folder / name) for name in files}
-    manifest = {"format": FORMAT, "files": hashes, "state": finite(state)}
-    write_json(folder / MANIFEST, manifest | {"sha256": _digest(manifest)})
+    manifest = {"format": MANIFEST_FORMAT, "files": hashes, "state": finite(state)}
+    write_json(folder / MODEL_MANIFEST, manifest | {"sha256": _digest(manifest)})
 
 
 def write_folder(folder: Path, write_files: Callable[[Path], None], state: dict[str, Any]) -> None:
@@ -149,21 +149,21 @@ def _remove(path: Path) -> None:
 
 def verify(folder: Path) -> dict[str, Any]:
     """Check a folder's files against its manifest, and return its plain state."""
-    path = folder / MANIFEST
+    path = folder / MODEL_MANIFEST
     try:
         manifest = read_json(path)
         said = manifest.pop("sha256")
         files, version, state = dict(manifest["files"]), manifest["format"], dict(manifest["state"])
         digest = _digest(manifest)
     except FileNotFoundError:
-        raise CheckpointError(f"{folder} has no {MANIFEST}") from None
+        raise CheckpointError(f"{folder} has no {MODEL_MANIFEST}") from None
     except (ValueError, KeyError, TypeError, RecursionError):
         raise CheckpointError(f"{path} is damaged") from None
     if said != digest:
         raise CheckpointError(f"{path} is damaged")
-    if version != FORMAT:
+    if version != MANIFEST_FORMAT:
         raise FormatError(
-            f"{folder} has format {version}, but this version of diffwindow reads {FORMAT}; "
+            f"{folder} has format {version}, but this version of diffwindow reads {MANIFEST_FORMAT}; "
             "go on with the version that wrote it"
         )
     for name, expected in files.items():

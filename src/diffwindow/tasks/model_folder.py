@@ -18,9 +18,9 @@ from diffwindow.files import check_folder_place, read_json, sha256_of, write_ato
 from diffwindow.messages import check_choice
 from diffwindow.models.build import MODELS
 from diffwindow.models.classifier import Classifier
-from diffwindow.models.model import CONFIG, TOKENIZER, Folder, Model, read_fields, write_model_files
+from diffwindow.models.model import MODEL_CONFIG, TOKENIZER, Folder, Model, read_fields, write_model_files
 from diffwindow.models.weights import (
-    MANIFEST,
+    MODEL_MANIFEST,
     WEIGHTS,
     ModelFileError,
     average_weights,
@@ -114,7 +114,7 @@ class ModelFolder:
         """
         files = [Path(source) / WEIGHTS if Path(source).is_dir() else Path(source) for source in sources]
         for file in files:
-            if (file.parent / MANIFEST).exists():
+            if (file.parent / MODEL_MANIFEST).exists():
                 verify(file.parent)
         target = Path(target)
         _check_replaceable(target)
@@ -193,24 +193,23 @@ class ModelFolder:
 def find_model(run: Path) -> Path:
     """Return the model folder in a run folder, or a model folder as it is."""
     for folder in (run / "model", run):
-        if (folder / CONFIG).is_file():
+        if (folder / MODEL_CONFIG).is_file():
             return folder
     if not run.exists():
         raise ValueError(f"there is no folder {run}")
     again = shlex.join(["diffwindow", "train", str(run)])
     if (run / "model").is_dir():
-        raise ValueError(f"{run / 'model'} is damaged: it has no {CONFIG}; `{again}` makes it again")
+        raise ValueError(f"{run / 'model'} is damaged: it has no {MODEL_CONFIG}; `{again}` makes it again")
     if (run / "checkpoints").is_dir():
         raise ValueError(f"{run} has no model yet; go on with `{again}`, then try again")
-    raise ValueError(
-        f"{run} is neither a run folder nor a model folder: it has no model/{CONFIG} and no {CONFIG}"
-    )
+    missing = f"it has no model/{MODEL_CONFIG} and no {MODEL_CONFIG}"
+    raise ValueError(f"{run} is neither a run folder nor a model folder: {missing}")
 
 
 def read_kind(folder: Path) -> str:
     """Return which model a model folder holds: the key of its entry in `MODELS`."""
     kind = read_fields(folder).get("model")
-    check_choice(f"{folder / CONFIG}: model", kind, list(MODELS))
+    check_choice(f"{folder / MODEL_CONFIG}: model", kind, list(MODELS))
     return str(kind)
 
 
@@ -219,5 +218,5 @@ def _check_replaceable(folder: Path) -> None:
     check_folder_place(folder)
     if not folder.exists() or not any(folder.iterdir()):
         return
-    if not (folder / MANIFEST).is_file() or verify(folder).keys().isdisjoint(("update", "updates")):
+    if not (folder / MODEL_MANIFEST).is_file() or verify(folder).keys().isdisjoint(("update", "updates")):
         raise ValueError(f"{folder} holds something other than the model of a run; choose another folder")

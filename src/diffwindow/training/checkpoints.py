@@ -23,7 +23,7 @@ from diffwindow.models.weights import (
 )
 
 # the layout of a run folder
-CONFIG, ORIGIN = "run.json", "origin.json"
+RUN_CONFIG, ORIGIN = "run.json", "origin.json"
 CHECKPOINTS, BEST, MODEL, AVERAGE = "checkpoints", "best", "model", "average"
 LOG, TIMING, TENSORBOARD, CURVES = "log.jsonl", "timing.jsonl", "tensorboard", "curves.png"
 STORE = "data"

@@ -12,7 +12,7 @@ import yaml
 from diffwindow.files import read_json
 from diffwindow.messages import quoted
 from diffwindow.tasks.presets import TASK_PRESETS, preset
-from diffwindow.training.checkpoints import CONFIG
+from diffwindow.training.checkpoints import RUN_CONFIG
 from diffwindow.training.config import Config, Draft, Keys, checked, shortened_override, split_override
 from diffwindow.training.run import follow_start
 
@@ -59,7 +59,7 @@ def _base(source: str, data: Path | None) -> Draft:
     """Read a YAML file, the config of a run folder, or a preset."""
     if source.endswith((".yaml", ".yml")):
         return _from_file(Path(source), data)
-    saved = Path(source) / CONFIG
+    saved = Path(source) / RUN_CONFIG
     return Draft(read_json(saved), str(saved)) if saved.is_file() else Draft(preset(source, data))
 
 

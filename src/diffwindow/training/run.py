@@ -40,11 +40,11 @@ from diffwindow.tasks.registry import TASKS, AnyTask, model_config, task_of
 from diffwindow.tasks.task import Task
 from diffwindow.training.checkpoints import (
     CHECKPOINTS,
-    CONFIG,
     CURVES,
     LOG,
     MODEL,
     ORIGIN,
+    RUN_CONFIG,
     STORE,
     Checkpoints,
 )
@@ -74,9 +74,9 @@ class Run:
     @classmethod
     def open(cls, folder: Path) -> Self:
         """Open a run folder."""
-        path = folder / CONFIG
+        path = folder / RUN_CONFIG
         if not path.is_file():
-            raise ValueError(f"{folder} is not a run folder (no {CONFIG}); `diffwindow train` makes one")
+            raise ValueError(f"{folder} is not a run folder (no {RUN_CONFIG}); `diffwindow train` makes one")
         return cls(folder, checked(Draft(read_json(path), str(path))))
 
     @classmethod
@@ -85,7 +85,7 @@ class Run:
         begun = _begun(folder)
         if begun and not resume:
             raise ValueError(f"{folder} holds a run; choose another folder, or resume it")
-        if (begun or (folder / STORE).exists()) and (folder / CONFIG).exists():
+        if (begun or (folder / STORE).exists()) and (folder / RUN_CONFIG).exists():
             cls.open(folder)._check_change(config, begun=begun)
         if begun and not _has_checkpoints(folder):
             raise ValueError(
@@ -93,7 +93,7 @@ class Run:
                 f"{folder / MODEL} to start again"
             )
         make_folder(folder)
-        write_json(folder / CONFIG, config.model_dump(mode="json"))
+        write_json(folder / RUN_CONFIG, config.model_dump(mode="json"))
         return cls(folder, config)
 
     def _check_change(self, config: Config, *, begun: bool) -> None:
@@ -289,7 +289,7 @@ def _locked_folder(folder: Path) -> Iterator[None]:
         except (ValueError, OSError):
             written = {path.name for path in folder.iterdir()} - (before or set())
             # a corpus or a log is worth keeping, and then so is the config
-            if written <= {CONFIG, ORIGIN, LOCK}:
+            if written <= {RUN_CONFIG, ORIGIN, LOCK}:
                 for name in written:
                     (folder / name).unlink()
                 if before is None:

@@ -21,10 +21,10 @@ from diffwindow.tasks.task import B, Task
 from diffwindow.training.checkpoints import (
     BEST,
     CHECKPOINTS,
-    CONFIG,
     CURVES,
     MODEL,
     ORIGIN,
+    RUN_CONFIG,
     Checkpoint,
     Checkpoints,
     read_checkpoint,
@@ -241,7 +241,7 @@ def _as_text(tensor: Tensor) -> str:
 
 
 # what a run writes to its folder, which may be one that holds other files
-WRITTEN = (CONFIG, ORIGIN, CURVES, MODEL, "seen-*")
+WRITTEN = (RUN_CONFIG, ORIGIN, CURVES, MODEL, "seen-*")
 
 
 class RunCheckpoints:
