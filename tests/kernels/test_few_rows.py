@@ -1,6 +1,7 @@
 """Linear layers for few rows: against float64, and what goes to torch instead."""
 
 import math
+from itertools import product
 
 import pytest
 import torch
@@ -30,9 +31,8 @@ def everything_is_served(monkeypatch):
 
 
 @pytest.mark.parametrize("rows", [1, 2, 15, 16, 17, 33, 160])
-@pytest.mark.parametrize("inputs", [1, 7, 16, 255, 256, 257, 600])
-def test_products_at_odd_sizes(rows, inputs, everything_is_served):
-    for outputs in (1, 7, 8, 47, 48, 49, 130):
+def test_products_at_odd_sizes(rows, everything_is_served):
+    for inputs, outputs in product((1, 7, 16, 255, 256, 257, 600), (1, 7, 8, 47, 48, 49, 130)):
         torch.manual_seed(outputs)
         x, weight, bias = torch.randn(rows, inputs), torch.randn(outputs, inputs), torch.randn(outputs)
         for chosen in (bias, None):

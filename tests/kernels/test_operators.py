@@ -15,7 +15,6 @@ from samples.configurations import Configuration, call, leaves, options, tensors
 
 pytestmark = pytest.mark.skipif(toolchain.compiler() is None, reason="no C++ compiler")
 
-needs_triton = pytest.mark.skipif(triton.import_failure() is not None, reason="triton is not installed")
 CONFIGURATIONS = {
     "multiplicative": Configuration(additive=False, queries=5, keys=9, causal=True),
     "additive": Configuration(queries=5, keys=9, segment_size=2, origin=True, mask="per head"),
@@ -102,63 +101,53 @@ def test_export_keeps_the_operator():
 
 
 # The run-time shape checks of the tests break graphs, so this runs without them.
-COMPILED = """
+GRAPHS = """
 import sys
 import torch
-from diffwindow import ops
+from diffwindow import Translator, TranslatorConfig, WindowAttention, ops
 
-inputs = [torch.randn(1, 2, 6, 8, requires_grad=True) for _ in range(7)]
+def check_compiled(impl):
+    inputs = [torch.randn(1, 2, 6, 8, requires_grad=True) for _ in range(7)]
 
-def attention(q, k, v, *pointers):
-    boundaries = ops.Boundaries(*pointers)
-    return ops.window_attention(q, k, v, boundaries, is_causal=True, impl=sys.argv[1])
+    def attention(q, k, v, *pointers):
+        boundaries = ops.Boundaries(*pointers)
+        return ops.window_attention(q, k, v, boundaries, is_causal=True, impl=impl)
 
-expected = attention(*inputs)
-found = torch.compile(attention, fullgraph=True, backend="aot_eager")(*inputs)
-grad = torch.randn_like(found)
-assert torch.equal(found, expected)
-grads = [torch.autograd.grad(out, inputs, grad) for out in (found, expected)]
-assert all(map(torch.equal, *grads))
+    expected = attention(*inputs)
+    found = torch.compile(attention, fullgraph=True, backend="aot_eager")(*inputs)
+    grad = torch.randn_like(found)
+    assert torch.equal(found, expected)
+    grads = [torch.autograd.grad(out, inputs, grad) for out in (found, expected)]
+    assert all(map(torch.equal, *grads))
+
+def check_traced(impl):
+    size = {"vocab_size": 32, "embed_dim": 16, "num_heads": 2, "ffn_dim": 16}
+    size |= {"encoder_layers": 1, "decoder_layers": 1}
+    model = Translator(TranslatorConfig(attention="Enc(AW)-Cr(AW,Seg)-Dec(MW)", **size))
+    windows = [module for module in model.modules() if isinstance(module, WindowAttention)]
+    for window in windows:
+        window.impl = impl
+    source, target = torch.randint(4, 32, (2, 2, 5))
+    mask = torch.arange(5) < torch.tensor([[5], [3]])
+    found = torch._dynamo.explain(model)(source, target, mask)
+    assert found.graph_break_count == 0, found.break_reasons
+    nodes = [str(node.target) for node in found.graphs[0].graph.nodes]
+    calls = sum("diffwindow.window_attention" in name for name in nodes)
+    assert calls == len(windows) == 3, nodes
+
+for impl in sys.argv[1:]:
+    check_compiled(impl)
+    check_traced(impl)
 """
 
 
-IMPLS = pytest.mark.parametrize("impl", ["cpu", pytest.param("triton", marks=needs_triton)])
-
-
-@IMPLS
-def test_compiled_in_one_graph_with_gradients(impl):
-    run(COMPILED, impl)
-
-
-TRACED = """
-import sys
-import torch
-from diffwindow import Translator, TranslatorConfig, WindowAttention
-
-size = {"vocab_size": 32, "embed_dim": 16, "num_heads": 2, "ffn_dim": 16}
-size |= {"encoder_layers": 1, "decoder_layers": 1}
-model = Translator(TranslatorConfig(attention="Enc(AW)-Cr(AW,Seg)-Dec(MW)", **size))
-windows = [module for module in model.modules() if isinstance(module, WindowAttention)]
-for window in windows:
-    window.impl = sys.argv[1]
-source, target = torch.randint(4, 32, (2, 2, 5))
-mask = torch.arange(5) < torch.tensor([[5], [3]])
-found = torch._dynamo.explain(model)(source, target, mask)
-assert found.graph_break_count == 0, found.break_reasons
-nodes = [str(node.target) for node in found.graphs[0].graph.nodes]
-calls = sum("diffwindow.window_attention" in name for name in nodes)
-assert calls == len(windows) == 3, nodes
-"""
-
-
-@IMPLS
-def test_a_whole_model_is_traced_without_a_graph_break(impl):
-    run(TRACED, impl)
-
-
-def run(code: str, impl: str) -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+def test_calls_compile_and_models_are_traced_without_a_graph_break():
+    impls = ["cpu"] if triton.import_failure() else ["cpu", "triton"]
     done = subprocess.run(
-        [sys.executable, "-c", code, impl], capture_output=True, text=True, check=False, env=environment
+        [sys.executable, "-c", GRAPHS, *impls],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "TRITON_INTERPRET": "1"},
     )
     assert done.returncode == 0, done.stderr

@@ -151,12 +151,11 @@ def test_a_query_that_sees_nothing_gives_zeros(additive):
 
 
 @BOTH_KINDS
-@pytest.mark.parametrize(
-    "hidden", [slice(50, 65), slice(0, 9), slice(20, 30)], ids=["right", "left", "middle"]
-)
 @pytest.mark.parametrize("bias", [False, True])
-def test_what_is_hidden_may_be_nan(additive, hidden, bias, no_operator):
+def test_what_is_hidden_may_be_nan(additive, bias, no_operator):
     mask = torch.ones(2, 1, 1, 65, dtype=torch.bool)
+    # on the left, in the middle and on the right
+    hidden = [*range(9), *range(20, 30), *range(50, 65)]
     mask[..., hidden] = False
     chosen = {"attn_mask": mask}
     if bias:

@@ -9,27 +9,23 @@ from diffwindow.reproduce.table import SVA_SUBSET, Column, Row, Table
 from diffwindow.reproduce.tables import TABLES, table_of
 from diffwindow.tasks.presets import model_preset
 
-ROWS = [
-    pytest.param(column, row, scale, id=f"{table.name}-{column.name}-{row.key}-{scale.name}")
-    for table in TABLES.values()
-    for column in table.columns
-    for row in table.rows
-    for scale in SCALES.values()
-    if column.name in scale.experiments
-]
+
+@pytest.mark.parametrize("scale", SCALES.values(), ids=SCALES)
+def test_every_row_resolves(scale):
+    # a wrong preset, override, layer or notation raises and names itself
+    for table in TABLES.values():
+        for column in table.columns:
+            if column.name in scale.experiments:
+                for row in table.rows:
+                    cost(scale.experiment(column), row)
 
 
-@pytest.mark.parametrize(("column", "row", "scale"), ROWS)
-def test_every_row_resolves(column, row, scale):
-    # a wrong preset, override, layer or notation would raise
-    assert cost(scale.experiment(column), row).operations > 0
-
-
-@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
-def test_rows_of_a_table_have_different_names(table):
-    keys = [row.key for row in table.rows]
-    assert len(set(keys)) == len(keys)
-    assert table.rows[0].attention == "Global", "the first row is what the others are compared with"
+def test_rows_of_a_table_have_different_names():
+    for table in TABLES.values():
+        keys = [row.key for row in table.rows]
+        assert len(set(keys)) == len(keys), table.name
+        # the first row is what the others are compared with
+        assert table.rows[0].attention == "Global", table.name
 
 
 @pytest.mark.parametrize("name", [f"table{number}" for number in range(1, 7)])
