@@ -136,7 +136,7 @@ def describe_window(case: Case, tensors: list[Tensor]) -> dict[str, float]:
     some = slice(None, None, max(1, case.shape[2] // 64))
     q, k, _, *pointers = (x[:1, :1].detach().float() for x in tensors)
     q, pointers[0], pointers[2] = q[:, :, some], pointers[0][:, :, some], pointers[2][:, :, some]
-    window = window_maps(q, k, Boundaries(*pointers[:4])).window
+    window = window_maps(q, k, Boundaries(*pointers[:4])).window.values
     return {
         "width": window.mean().item(),
         "reached": (window >= max(case.tolerance, 1e-6)).float().mean().item(),

@@ -71,8 +71,8 @@ def test_output_is_the_maps_times_the_values():
     maps = ops.window_maps(queries[0], keys[0], boundaries, is_causal=True)
     assert_close(attend("multiplicative", queries, keys, is_causal=True), maps.weights @ keys[4])
     plain = ops.functional.boundary(queries[0], keys[0], mask=torch.ones(5, 7).tril().bool())
-    assert_close(maps.weights, plain * maps.window)
-    assert_close(maps.phi_left.sum(-1), torch.ones_like(maps.phi_left[..., 0]))
+    assert_close(maps.weights, plain * maps.window.values)
+    assert_close(maps.window.phi_left.sum(-1), torch.ones_like(maps.window.phi_left[..., 0]))
 
 
 def test_the_first_causal_position_has_window_2():
@@ -80,7 +80,7 @@ def test_the_first_causal_position_has_window_2():
     queries, keys = inputs(q=4, k=4)
     boundaries = Boundaries(queries[1], keys[1], queries[2], keys[2])
     maps = ops.window_maps(queries[0], keys[0], boundaries, is_causal=True)
-    assert_close(maps.window[:, :, 0, 0], torch.full((2, 2), 2.0, dtype=torch.float64))
+    assert_close(maps.window.values[:, :, 0, 0], torch.full((2, 2), 2.0, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -136,7 +136,7 @@ def test_gradients_of_a_normalised_window_with_a_tolerance(segment_size, toleran
 
     window = ops.window_maps(
         queries[0], keys[0], ops.Boundaries(queries[1], keys[1], queries[2], keys[2]), **options
-    ).window
+    ).window.values
     if tolerance:
         assert (window == 0).any()
         assert (window > 0).any(-1).all()
@@ -152,12 +152,12 @@ def test_bias_is_added_to_the_score_and_not_to_the_pointers(kind):
     local = (queries[3], keys[3]) if kind == "additive" else None
     plain = ops.window_maps(queries[0], keys[0], boundaries, local)
     maps = ops.window_maps(queries[0], keys[0], boundaries, local, attn_bias=bias)
-    assert torch.equal(maps.window, plain.window)
+    assert torch.equal(maps.window.values, plain.window.values)
     score = queries[0] @ keys[0].mT / 2 + bias
     if kind == "additive":
-        expected = (score + queries[3] @ keys[3].mT / 2 * plain.window).softmax(-1)
+        expected = (score + queries[3] @ keys[3].mT / 2 * plain.window.values).softmax(-1)
     else:
-        expected = score.softmax(-1) * plain.window
+        expected = score.softmax(-1) * plain.window.values
     assert_close(maps.weights, expected)
     assert_close(attend(kind, queries, keys, attn_bias=bias), expected @ keys[4])
 
@@ -253,8 +253,8 @@ def test_a_normalised_window_attends_within_the_window():
     boundaries = Boundaries(4 * q_left, k_left, 4 * q_right, k_right)
     options = {"is_causal": True, "segment_size": 2, "window_tolerance": 0.2}
     plain, normal = (ops.window_maps(q, k, boundaries, **options, normalize=on) for on in (False, True))
-    assert (plain.window == 0).any()
-    assert torch.equal(plain.window, normal.window)
+    assert (plain.window.values == 0).any()
+    assert torch.equal(plain.window.values, normal.window.values)
     sums = plain.weights.sum(-1, keepdim=True)
     assert_close(normal.weights, plain.weights / sums.masked_fill(sums == 0, 1.0))
     out = ops.window_attention(q, k, v, boundaries, **options, normalize=True)

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from diffwindow.notation import Plan, parse_attention
     from diffwindow.ops import (
         Boundaries,
-        WindowMaps,
+        Maps,
+        SoftWindow,
         window_attention,
         window_maps,
     )
@@ -36,7 +37,8 @@ _HOMES = {
     "Translator": "models.translator",
     "TranslatorConfig": "models.translator",
     "WindowAttention": "attention.window",
-    "WindowMaps": "ops",
+    "Maps": "ops",
+    "SoftWindow": "ops",
     "add_windows": "models.added_windows",
     "capture": "view.capture",
     "load": "inference.model",
@@ -53,11 +55,12 @@ __all__ = [
     "Decoding",
     "LanguageModel",
     "LanguageModelConfig",
+    "Maps",
     "Plan",
+    "SoftWindow",
     "Translator",
     "TranslatorConfig",
     "WindowAttention",
-    "WindowMaps",
     "add_windows",
     "capture",
     "load",

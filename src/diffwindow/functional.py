@@ -10,6 +10,7 @@ probability that the boundary lies at or before a key, and G, its suffix sums, t
 
 import math
 from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -28,6 +29,21 @@ from diffwindow.checks import (
     check_whole,
 )
 from diffwindow.messages import check_choice
+
+
+class SoftWindow(NamedTuple):
+    """A window M and the distributions of its two boundaries over the keys."""
+
+    values: Float[Tensor, "*lead k"]
+    phi_left: Float[Tensor, "*lead k"]
+    phi_right: Float[Tensor, "*lead k"]
+
+
+class Maps(NamedTuple):
+    """What an attention does with each pair of query and key: its weights and, if it has one, its window."""
+
+    weights: Float[Tensor, "*lead q k"]
+    window: SoftWindow | None = None
 
 
 def discrete_window(left: int | Int[Tensor, "..."], right: int | Int[Tensor, "..."], num_keys: int) -> Tensor:

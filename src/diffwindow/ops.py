@@ -23,6 +23,7 @@ from diffwindow.checks import (
     show_options,
     window_threshold,
 )
+from diffwindow.functional import Maps, SoftWindow
 from diffwindow.kernels import operator, single_query, triton
 from diffwindow.messages import check_choice
 
@@ -31,8 +32,9 @@ __all__ = [
     "SUPPORT",
     "Boundaries",
     "Impl",
+    "Maps",
     "Options",
-    "WindowMaps",
+    "SoftWindow",
     "choose_impl",
     "support_report",
     "visible_mask",
@@ -106,15 +108,6 @@ def support_report() -> dict[str, str]:
         missing = [feature for feature in get_args(Feature) if feature not in support.features]
         rows[f'impl="{impl}"'] = f"on {', '.join(support.devices)}: {dtypes}; without {', '.join(missing)}"
     return rows
-
-
-class WindowMaps(NamedTuple):
-    """What a window attention does with each pair of query and key, as `[b h q k]` tensors."""
-
-    weights: Float[Tensor, "b h q k"]
-    window: Float[Tensor, "b h q k"]
-    phi_left: Float[Tensor, "b h q k"]
-    phi_right: Float[Tensor, "b h q k"]
 
 
 # The queries and keys of an additive window's local score.
@@ -192,8 +185,10 @@ def window_maps(
     boundaries: Boundaries,
     local: Local | None = None,
     **options: Unpack[CallOptions],
-) -> WindowMaps:
+) -> Maps:
     """Compute the weights and the window of `window_attention`, whose arguments these are, in plain PyTorch.
+
+    All maps are `[b h q k]`; the weights are after dropout.
 
     >>> q = k = torch.ones(1, 1, 3, 2)
     >>> window_maps(q, k, Boundaries(q, k, q, k), is_causal=True).weights[0, 0]
@@ -318,7 +313,7 @@ def _maps(
     local: Local | None,
     options: Options,
     seed: Tensor | None = None,
-) -> WindowMaps:
+) -> Maps:
     """Compute the equations in plain PyTorch; dropout without a seed draws one."""
     mask = _visible(q, k, options)
     scale, dropout_p = options.scale, options.dropout_p
@@ -344,7 +339,7 @@ def _maps(
         weights = functional.additive_weights(
             score, local_score, window, mask=mask, dropout_p=dropout_p, seed=seed
         )
-    return WindowMaps(weights, window, phi_left, phi_right)
+    return Maps(weights, SoftWindow(window, phi_left, phi_right))
 
 
 def _reference(call: operator.Call) -> Tensor:

@@ -180,7 +180,7 @@ def test_luong_finds_a_key_wherever_it_points():
     torch.nn.init.normal_(attention.pointer.output.weight, std=50.0)
     source = torch.randn(1, 5, WIDTH, dtype=torch.float64)
     target = torch.randn(1, 200, WIDTH, dtype=torch.float64)
-    weights = attention.maps(attention.project_queries(target), attention.project_keys(source))
+    weights = attention.maps(attention.project_queries(target), attention.project_keys(source)).weights
     assert (weights.sum(-1) > 0).all()
 
 
@@ -189,7 +189,7 @@ def test_maps_are_without_dropout(kind):
     attention = randomised(kind, dropout=0.5)
     x, _ = batch()
     projected = attention.project_self(x)
-    assert_close(attention.maps(*projected), attention.eval().maps(*projected))
+    assert_close(attention.maps(*projected).weights, attention.eval().maps(*projected).weights)
     attention.train()
     assert not torch.equal(attention.attend(*projected), attention.attend(*projected))
 

@@ -105,7 +105,7 @@ def test_maps_are_the_weights_that_are_used(kind):
     attention = randomised(kind)
     x, mask = batch()
     visibility = padded_visibility(mask, is_causal=True)
-    weights = attention.maps(*attention.project_self(x), visibility)
+    weights = attention.maps(*attention.project_self(x), visibility).weights
     v = projected(attention, x)[-1]
     mixed_heads = (weights @ v).transpose(1, 2).flatten(2)
     assert_close(run(attention, x, mask), mixed_heads @ attention.out_proj.weight.T + attention.out_proj.bias)

@@ -6,7 +6,6 @@ from torch.testing import assert_close
 
 from diffwindow.attention.kinds import KINDS, OPTIONS, Attention, build_attention
 from diffwindow.attention.visibility import Visibility
-from diffwindow.ops import WindowMaps
 from samples.by_hand import HEADS, WIDTH, batch
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
@@ -25,8 +24,7 @@ def attention_of(kind):
 
 
 def weights_of(attention, x, visibility):
-    maps = attention.maps(*attention.project_self(x), visibility)
-    return maps.weights if isinstance(maps, WindowMaps) else maps
+    return attention.maps(*attention.project_self(x), visibility).weights
 
 
 @every_kind

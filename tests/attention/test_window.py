@@ -9,9 +9,9 @@ from torch import nn, tensor
 from torch.testing import assert_close
 
 from diffwindow import Classifier, ClassifierConfig, WindowAttention, functional
+from diffwindow.attention.base import watch
 from diffwindow.attention.kinds import build_attention
 from diffwindow.attention.visibility import Visibility
-from diffwindow.attention.window import watched
 from diffwindow.notation import parse_attention
 from diffwindow.view.capture import capture
 
@@ -115,9 +115,9 @@ def test_rotary_positions_turn_queries_and_keys_before_anything_else(window, rot
             if rotary in (kind, "both"):
                 stacks[index] = turned(stacks[index])
         scores = [q @ k.mT / 2 for q, k in zip(stacks[:pairs], stacks[pairs:], strict=True)]
-        assert_close(maps.phi_left[:, head], scores[1].softmax(-1))
-        assert_close(maps.phi_right[:, head], scores[2].softmax(-1))
-        window_of_head = maps.window[:, head]
+        assert_close(maps.window.phi_left[:, head], scores[1].softmax(-1))
+        assert_close(maps.window.phi_right[:, head], scores[2].softmax(-1))
+        window_of_head = maps.window.values[:, head]
         if window == "additive":
             expected = (scores[0] + scores[3] * window_of_head).softmax(-1)
         else:
@@ -170,11 +170,11 @@ def test_a_gate_moves_each_head_between_plain_attention_and_its_window():
     opened = gated([1.0, 1.0])
     opened.load_state_dict(attention.state_dict() | {"gate": torch.ones(2)})
     windowed = opened.inspect(x, x, key_padding_mask=hidden, is_causal=True)
-    assert_close(maps.window, windowed.window)
+    assert_close(maps.window.values, windowed.window.values)
     assert_close(maps.weights[:, 1], windowed.weights[:, 1])
     # 1 + g(M - 1) at g = 1/4, where the plain weights are those of the window divided by M
-    plain = windowed.weights[:, 0] / windowed.window[:, 0].clamp(min=1e-30)
-    assert_close(maps.weights[:, 0], plain * (0.75 + 0.25 * windowed.window[:, 0]))
+    plain = windowed.weights[:, 0] / windowed.window.values[:, 0].clamp(min=1e-30)
+    assert_close(maps.weights[:, 0], plain * (0.75 + 0.25 * windowed.window.values[:, 0]))
     call = {"key_padding_mask": hidden, "is_causal": True, "attn_mask": torch.randn(5, 5)}
     assert_close(
         attention(x, x, x, need_weights=False, **call)[0], attention(x, x, x, need_weights=True, **call)[0]
@@ -210,7 +210,7 @@ def test_weights_are_those_used():
     _, weights = attention(x, x, x, average_attn_weights=False)
     assert torch.equal(weights, maps.weights)
     assert not torch.allclose(weights.sum(-1), torch.ones(3, 2, 5))
-    assert_close(maps.window, functional.soft_window(maps.phi_left, maps.phi_right))
+    assert_close(maps.window.values, functional.soft_window(maps.window.phi_left, maps.window.phi_right))
 
 
 @pytest.mark.parametrize("batch_first", [True, False])
@@ -352,7 +352,7 @@ def test_initialisation_is_xavier_over_the_stack(window, blocks):
     assert (attention.in_proj.bias == 0).all()
     assert (attention.out_proj.bias == 0).all()
     maps = attention.inspect(*[torch.randn(2, 9, 64)] * 2)
-    assert maps.phi_left.max() < 3 / 9, "pointers start near uniform"
+    assert maps.window.phi_left.max() < 3 / 9, "pointers start near uniform"
 
 
 def test_initialisation_may_be_block_by_block():
@@ -606,8 +606,8 @@ def test_watchers_see_every_call_and_leave_no_trace(need_weights):
     attention, x, calls = WindowAttention(8, 2), torch.randn(1, 3, 8), []
     before = dict(attention.__dict__)
     with (
-        watched([attention], lambda *call: calls.append(("outer", *call))),
-        watched([attention], lambda *call: calls.append(("inner", *call))),
+        watch([attention], lambda *call: calls.append(("outer", *call))),
+        watch([attention], lambda *call: calls.append(("inner", *call))),
     ):
         attention(x, x, x, need_weights=need_weights, is_causal=True)
     attention(x, x, x)
@@ -665,20 +665,20 @@ def test_the_weights_are_those_of_the_output_and_sum_to_one(tolerance, gate):
     assert_close(output, alone)
     maps = attention.inspect(x, x)
     assert_close(maps.weights, weights)
-    assert (maps.window == 0).any() == (tolerance > 0)
-    assert (weights > 0)[maps.window > 0].all()
+    assert (maps.window.values == 0).any() == (tolerance > 0)
+    assert (weights > 0)[maps.window.values > 0].all()
     if not gate:
-        assert not weights[maps.window == 0].any()
-        assert_close(weights.sum(-1), (maps.window > 0).any(-1).double())
+        assert not weights[maps.window.values == 0].any()
+        assert_close(weights.sum(-1), (maps.window.values > 0).any(-1).double())
 
 
 def test_a_tolerance_cuts_the_window_and_leaves_the_rest():
     exact, cut = sharp(), sharp(window_tolerance=0.2)
     x = torch.randn(3, 9, 8).double()
     before, after = exact.inspect(x, x), cut.inspect(x, x)
-    small = before.window < 0.2
+    small = before.window.values < 0.2
     assert small.any()
-    assert_close(after.window, before.window.masked_fill(small, 0.0))
+    assert_close(after.window.values, before.window.masked_fill(small, 0.0))
     assert_close(after.weights, before.weights.masked_fill(small, 0.0))
 
 

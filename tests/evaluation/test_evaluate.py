@@ -8,7 +8,7 @@ from diffwindow.data.synthetic import agreement, reorder
 from diffwindow.decoding import Decoding
 from diffwindow.evaluation.evaluate import compare, evaluate
 from diffwindow.evaluation.windows import _fit, _measure, gold_windows, window_fits, window_panels
-from diffwindow.ops import WindowMaps
+from diffwindow.ops import Maps, SoftWindow
 from diffwindow.tasks.model_folder import ModelFolder
 from diffwindow.tasks.options import TaskOptions
 from samples.tiny_tasks import of
@@ -87,7 +87,7 @@ def test_windows_are_measured_at_the_verb_against_the_gold_ones(agreement_store)
     for row, verb in enumerate(verbs):
         window[row, 1, verb] = torch.tensor(gold[row])
         weights[row, :, verb, : verb + 1] = 0.3
-    maps = WindowMaps(weights, window, window, window)
+    maps = Maps(weights, SoftWindow(window, window, window))
     fit = _fit(1, [_measure(maps, verbs, gold, verbs + 1)])
     assert fit.overlap_by_head == [0.0, 1.0]
     assert (fit.overlap, fit.best_head) == (0.5, 1.0)
@@ -96,7 +96,7 @@ def test_windows_are_measured_at_the_verb_against_the_gold_ones(agreement_store)
         == pytest.approx(fit.chance)
         == pytest.approx(float((gold.sum(1) / (verbs + 1)).mean()))
     )
-    plain = _fit(1, [_measure(weights, verbs, gold, verbs + 1)])
+    plain = _fit(1, [_measure(Maps(weights), verbs, gold, verbs + 1)])
     assert (plain.overlap, plain.best_head, plain.overlap_by_head) == (None, None, [])
 
 

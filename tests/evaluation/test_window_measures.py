@@ -23,6 +23,7 @@ from diffwindow.tasks.registry import model_config, task_of
 from diffwindow.training.config import TrainConfig
 from diffwindow.training.distributed import World
 from diffwindow.training.trainer import Trainer
+from diffwindow.view.capture import capture
 from diffwindow.view.trace import AttentionTrace, LayerMaps
 from samples.traces import random_layer, small_trace
 
@@ -104,8 +105,10 @@ def test_shares_are_those_of_the_maps(store):
     pairs = outside = 0
     for row in range(rows):
         tokens = task.collate("valid", torch.tensor([row]).numpy()).tokens
-        window = model.attention_maps(tokens)["Enc"][0].window
-        pairs, outside = pairs + window.numel(), outside + int((window == 0).sum())
+        with torch.no_grad(), capture(model) as trace:
+            model(tokens)
+        window = trace["Enc", 1].window
+        pairs, outside = pairs + window.size, outside + int((window == 0).sum())
     assert shares["keys_outside"] == pytest.approx(outside / pairs)
     assert 0 < shares["keys_outside"] < 1
     # a sentence is one tile, and none lies outside as a whole

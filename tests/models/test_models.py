@@ -3,9 +3,9 @@ import torch
 import torch.nn.functional as F
 from torch.testing import assert_close
 
+from diffwindow.attention.base import watch
 from diffwindow.functional import attend
 from diffwindow.models.build import build_model, count_parameters, read_config
-from diffwindow.ops import WindowMaps
 from diffwindow.tasks.presets import NAMES, model_preset
 from samples.small_models import DECODER, ENCODER, classifier, language_model, notations, tokens, translator
 
@@ -138,29 +138,14 @@ def test_classifier_takes_the_mean_of_real_tokens():
 def test_maps_are_the_attention_that_is_used(model):
     text = tokens(2, 7)
     text[1, 5:] = 0
-    (maps,) = model.attention_maps(text, text != 0).values()
     block = (model.encoder if "Enc" in model.config.attention else model.decoder).layers[0].self_attention
-    inputs = []
+    inputs, maps = [], []
     handle = block.register_forward_hook(
         lambda _block, args, kwargs, out: inputs.append((*args, out)), with_kwargs=True
     )
-    model(text, text != 0)
+    with watch([block.attention], lambda attention, *call: maps.append(attention.maps(*call))):
+        model(text, text != 0)
     handle.remove()
     x, _, output = inputs[0]
-    weights = maps[0].weights if isinstance(maps[0], WindowMaps) else maps[0]
     values = block.attention.key_heads(block.attention.project_keys(x))[-1]
-    assert_close(block.leave(x, block.attention._merge_heads(attend(weights, values))), output)
-
-
-def test_maps_by_role_and_layer():
-    maps = translator("Enc(AW)-Cr(Gauss)").attention_maps(tokens(2, 6), tokens(2, 5))
-    assert {role: len(layers) for role, layers in maps.items()} == {"Enc": 2, "Cr": 2, "Dec": 2}
-    assert isinstance(maps["Enc"][0], WindowMaps)
-    assert maps["Cr"][0].shape == (2, 2, 5, 6)
-    assert maps["Dec"][0].shape == (2, 2, 5, 5)
-
-
-def test_a_model_runs_as_before_after_its_maps_were_taken():
-    model = translator("Global")
-    model.attention_maps(tokens(2, 6), tokens(2, 5))
-    assert not any(module._forward_hooks for module in model.modules())
+    assert_close(block.leave(x, block.attention._merge_heads(attend(maps[0].weights, values))), output)

@@ -207,7 +207,7 @@ def clear_tolerance(config: Configuration, chosen: dict) -> float:
     An M that lies within a rounding of it is 0 in one implementation and not in another.
     """
     q, k, _, *pointers = (x.to(config.device) for x in tensors(config))
-    window = ops.window_maps(q, k, ops.Boundaries(*pointers[:4]), **chosen).window.flatten()
+    window = ops.window_maps(q, k, ops.Boundaries(*pointers[:4]), **chosen).window.values.flatten()
     low, high = config.window_tolerance / 2, config.window_tolerance * 1.5
     near = window[(window > low) & (window < high)].tolist()
     edges = sorted([low, *near, high])
@@ -312,7 +312,7 @@ def check(config: Configuration, impl: str = "cpu") -> None:
     if config.normalize and not config.additive:
         q, k, _, *pointers = (x.to(config.device) for x in inputs)
         maps = ops.window_maps(q, k, ops.Boundaries(*pointers[:4]), **options(config))
-        over = torch.where(maps.weights > 0, maps.weights / maps.window, 1.0)
+        over = torch.where(maps.weights > 0, maps.weights / maps.window.values, 1.0)
         factor *= max(1.0, over.max().item())
     grad_weights = factor * incoming(config).double() @ inputs[2].mT
     largest = max(x.abs().max().item() for x in (*exact, grad_weights))

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from diffwindow.attention.base import watch
 from diffwindow.attention.baselines import mean_span
 from diffwindow.attention.window import WindowAttention
 from diffwindow.data.corpora import recipe_of
 from diffwindow.data.prepare import prepare
-from diffwindow.ops import WindowMaps
 from diffwindow.special_tokens import PAD
 from diffwindow.tasks.registry import model_config, task_of
 from diffwindow.training.config import TrainConfig
@@ -92,15 +92,24 @@ def test_an_update_charges_once_however_it_is_accumulated(store, shares):
         torch.testing.assert_close(charged - free, 0.5 * 64 / 2 * inside * (1 - inside))
 
 
+def windows_of(model, batch):
+    """Return M of each window attention for a batch."""
+    windows = []
+    attentions = [module for module in model.modules() if isinstance(module, WindowAttention)]
+    with watch(attentions, lambda one, *call: windows.append(one.maps(*call).window.values)), torch.no_grad():
+        model(batch.tokens)
+    return windows
+
+
 @pytest.mark.parametrize("attention", ["Enc(MW,Norm)@all", "Enc(AW,Seg)@1"])
 def test_wide_windows_are_charged_for_per_unit(store, attention):
     task, model = task_and_model(store, attention)
     batch = task.collate("train", np.arange(5))
     charged = Objective(task, model, "cpu", "fp32", window_penalty=0.5)(batch)
     free = Objective(task, model, "cpu", "fp32")(batch)
-    layers = [maps for maps in model.attention_maps(batch.tokens)["Enc"] if isinstance(maps, WindowMaps)]
-    real = (batch.tokens != PAD)[:, None, None].expand_as(layers[0].window)
-    means = [(maps.window * real).sum(-1) / real.sum(-1) for maps in layers]
+    layers = windows_of(model, batch)
+    real = (batch.tokens != PAD)[:, None, None].expand_as(layers[0])
+    means = [(window * real).sum(-1) / real.sum(-1) for window in layers]
     torch.testing.assert_close(charged - free, 5 * 0.5 * torch.stack(means).mean())
     # nothing is left behind
     assert all(module.watchers == () for module in model.modules() if isinstance(module, WindowAttention))
@@ -114,7 +123,7 @@ def test_a_penalty_makes_windows_narrower(store):
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-2)
 
     def mean():
-        return torch.stack([maps.window.mean() for maps in model.attention_maps(batch.tokens)["Enc"]]).mean()
+        return torch.stack([window.mean() for window in windows_of(model, batch)]).mean()
 
     before = mean()
     for _ in range(40):

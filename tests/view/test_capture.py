@@ -5,6 +5,7 @@ from torch import nn
 
 import diffwindow
 from diffwindow import WindowAttention
+from diffwindow.attention.base import watch
 from diffwindow.decoding import Decoding
 from diffwindow.decoding.beam import beam_search
 from diffwindow.decoding.search import translation_start
@@ -31,10 +32,16 @@ def test_a_trace_has_what_the_model_computed():
     model, tokens = classifier(), torch.tensor([[5, 6, 7, 2]])
     with diffwindow.capture(model, tokens=["a", "b", "c", "</s>"]) as trace:
         model(tokens)
-    windowed, plain = model.attention_maps(tokens)["Enc"]
-    for name in ("weights", "window", "phi_left", "phi_right"):
-        np.testing.assert_array_equal(getattr(trace["Enc", 1], name), getattr(windowed, name)[0])
-    np.testing.assert_array_equal(trace["Enc", 2].weights, plain[0])
+    attentions = [block.attention for block in model.attention_blocks()["Enc"]]
+    seen = []
+    with torch.no_grad(), watch(attentions, lambda one, *call: seen.append(one.maps(*call))):
+        model(tokens)
+    windowed, plain = seen
+    for name, expected in {"weights": windowed.weights, "window": windowed.window.values}.items():
+        np.testing.assert_array_equal(getattr(trace["Enc", 1], name), expected[0])
+    for name in ("phi_left", "phi_right"):
+        np.testing.assert_array_equal(getattr(trace["Enc", 1], name), getattr(windowed.window, name)[0])
+    np.testing.assert_array_equal(trace["Enc", 2].weights, plain.weights[0])
     assert trace["Enc", 2].window is None
     assert (trace["Enc", 1].kind, trace["Enc", 2].kind) == ("AW", "Global")
     assert trace.tokens == {"text": ["a", "b", "c", "</s>"]}
@@ -148,7 +155,7 @@ def test_a_window_attention_alone(need_weights):
     # it never looks ahead
     (maps,) = trace.layers
     assert (maps.role, maps.layer, maps.kind) == ("Dec", 1, "MW")
-    np.testing.assert_allclose(maps.window, attention.inspect(x, x, is_causal=True).window[0].detach())
+    np.testing.assert_allclose(maps.window, attention.inspect(x, x, is_causal=True).window.values[0].detach())
 
 
 def test_a_torch_decoder_layer_with_windows():

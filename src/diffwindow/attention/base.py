@@ -1,17 +1,19 @@
 """StackedAttention: what every multi-head attention here shares; Kind: how the notation names one."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from diffwindow import functional, ops
+from diffwindow import functional
 from diffwindow.attention.visibility import EVERYTHING, Visibility, rotate
 from diffwindow.checks import check_bool, check_dropout, check_positive
+from diffwindow.functional import Maps
 from diffwindow.kernels import few_rows
 from diffwindow.messages import check_choice
 
@@ -20,7 +22,6 @@ INITS: tuple[str, ...] = get_args(Init)
 # what rotary positions rotate: the queries and keys of the scores, of a window's two pointers, or of both
 Rotary = Literal["scores", "pointers", "both"]
 ROTARY: tuple[str, ...] = get_args(Rotary)
-Maps = ops.WindowMaps | Float[Tensor, "b h q k"]
 Role = Literal["Enc", "Cr", "Dec"]
 ROLES: tuple[Role, ...] = get_args(Role)
 SELF_ROLES: tuple[Role, ...] = ("Enc", "Dec")
@@ -167,8 +168,7 @@ class StackedAttention(nn.Module):
         visibility: Visibility,
     ) -> Float[Tensor, "b q d"]:
         """Attend by the weights of `maps`; a kind that need not hold all weights has its own."""
-        maps = self.maps(queries, keys, visibility)
-        weights = maps.weights if isinstance(maps, ops.WindowMaps) else maps
+        weights = self.maps(queries, keys, visibility).weights
         *_, v = self.key_heads(keys)
         return self._merge_heads(functional.attend(F.dropout(weights, self._active_dropout()), v))
 
@@ -237,6 +237,24 @@ class Kind:
     roles: tuple[Role, ...] = ROLES
     size: int | None = None
     options: tuple[str, ...] = ()
+
+
+A = TypeVar("A", bound=StackedAttention)
+
+
+@contextmanager
+def watch(
+    attentions: Sequence[A], watcher: Callable[[A, Tensor, Tensor, Visibility], None]
+) -> Iterator[None]:
+    """Call `watcher` before each of the attentions attends, with its projected queries and keys."""
+    try:
+        for attention in attentions:
+            attention.watchers = (*attention.watchers, watcher)
+        yield
+    finally:
+        # others may have come or gone in the meantime
+        for attention in attentions:
+            attention.watchers = tuple(one for one in attention.watchers if one is not watcher)
 
 
 def check_heads(embed_dim: int, num_heads: int) -> None:

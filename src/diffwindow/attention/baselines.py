@@ -17,6 +17,7 @@ from diffwindow.attention.visibility import (
     relative_positions,
     table_rows,
 )
+from diffwindow.functional import Maps
 
 BASELINES: dict[str, Kind] = {}
 
@@ -51,7 +52,7 @@ class RelativeAttention(StackedAttention):
         keys: Float[Tensor, "b k keys"],
         visibility: Visibility,
     ) -> Float[Tensor, "b q d"]:
-        weights = F.dropout(self.maps(queries, keys, visibility), self._active_dropout())
+        weights = F.dropout(self.maps(queries, keys, visibility).weights, self._active_dropout())
         _, v = self.key_heads(keys)
         # The weight that a query gives to each distance, which is what the value table's rows get.
         by_distance = weights.new_zeros(*weights.shape[:3], 2 * self.size + 1)
@@ -66,11 +67,11 @@ class RelativeAttention(StackedAttention):
         queries: Float[Tensor, "b q queries"],
         keys: Float[Tensor, "b k keys"],
         visibility: Visibility = EVERYTHING,
-    ) -> Float[Tensor, "b h q k"]:
+    ) -> Maps:
         """Return the weights of `attend`, without dropout."""
         (q,) = self.query_heads(queries)
         k, _ = self.key_heads(keys)
-        return plain_weights(q, k, visibility, distance_scores(q, self.key_table, keys.shape[1]))
+        return Maps(plain_weights(q, k, visibility, distance_scores(q, self.key_table, keys.shape[1])))
 
 
 BASELINES["Rel"] = Kind(
@@ -124,7 +125,7 @@ class GaussianAttention(StackedAttention):
         queries: Float[Tensor, "b q queries"],
         keys: Float[Tensor, "b k keys"],
         visibility: Visibility = EVERYTHING,
-    ) -> Float[Tensor, "b h q k"]:
+    ) -> Maps:
         """Return the weights of `attend`, without dropout."""
         (q,) = self.query_heads(queries)
         k, _ = self.key_heads(keys)
@@ -133,11 +134,12 @@ class GaussianAttention(StackedAttention):
         distance = position - count * centre
         near = distance.abs() <= self.size
         visible = visibility.visible(q, k)
-        return functional.multiplicative_weights(
+        weights = functional.multiplicative_weights(
             visibility.biased(functional.scores(q, k)),
             (-distance.square() / (2 * (self.size / 2) ** 2)).exp(),
             mask=near if visible is None else near & visible,
         )
+        return Maps(weights)
 
 
 BASELINES["Gauss"] = Kind(
@@ -279,11 +281,12 @@ class ForgettingAttention(StackedAttention):
         queries: Float[Tensor, "b q queries"],
         keys: Float[Tensor, "b k keys"],
         visibility: Visibility = EVERYTHING,
-    ) -> Float[Tensor, "b h q k"]:
+    ) -> Maps:
         """Return the weights of `attend`, without dropout."""
         (q,) = self.query_heads(queries)
         k, gate, _ = self.key_heads(keys)
-        return plain_weights(q, k, visibility, forgetting_bias(gate, q.shape[2], visibility.visible(q, k)))
+        bias = forgetting_bias(gate, q.shape[2], visibility.visible(q, k))
+        return Maps(plain_weights(q, k, visibility, bias))
 
 
 def forgetting_bias(
@@ -321,15 +324,14 @@ class StickBreakingAttention(StackedAttention):
         queries: Float[Tensor, "b q queries"],
         keys: Float[Tensor, "b k keys"],
         visibility: Visibility = EVERYTHING,
-    ) -> Float[Tensor, "b h q k"]:
+    ) -> Maps:
         """Return the weights of `attend`, without dropout."""
         (q,) = self.query_heads(queries)
         k, _ = self.key_heads(keys)
         before = relative_positions(q.shape[2], k.shape[2], q.device) < 0
         visible = visibility.visible(q, k)
-        return stick_weights(
-            visibility.biased(functional.scores(q, k)), before if visible is None else before & visible
-        )
+        mask = before if visible is None else before & visible
+        return Maps(stick_weights(visibility.biased(functional.scores(q, k)), mask))
 
 
 def stick_weights(scores: Float[Tensor, "*lead q k"], mask: Tensor) -> Float[Tensor, "*lead q k"]:

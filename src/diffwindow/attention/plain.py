@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from diffwindow import functional
 from diffwindow.attention.base import StackedAttention
 from diffwindow.attention.visibility import EVERYTHING, Visibility, relative_positions
+from diffwindow.functional import Maps
 
 
 class Pairs(NamedTuple):
@@ -110,15 +111,15 @@ class GlobalAttention(StackedAttention):
         queries: Float[Tensor, "b q queries"],
         keys: Float[Tensor, "b k keys"],
         visibility: Visibility = EVERYTHING,
-    ) -> Float[Tensor, "b h q k"]:
+    ) -> Maps:
         """Return the weights of `attend`, without dropout."""
         (q,) = self.query_heads(queries)
         k, _ = self.key_heads(keys)
         scores = functional.scores(q, k)
         joined = _join(self._bias(queries, keys, visibility), visibility, q, k)
         if joined is None or not joined.is_floating_point():
-            return functional.masked_softmax(scores, joined)
-        return functional.masked_softmax(scores + joined, joined.isfinite())
+            return Maps(functional.masked_softmax(scores, joined))
+        return Maps(functional.masked_softmax(scores + joined, joined.isfinite()))
 
     def _bias(self, queries: Tensor, keys: Tensor, visibility: Visibility) -> Tensor | None:
         if self.score_bias is None:

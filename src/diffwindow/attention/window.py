@@ -1,8 +1,6 @@
 """WindowAttention: multi-head attention that learns, for every query and head, where to look."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Literal, TypeVar, get_args
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -33,6 +31,7 @@ from diffwindow.checks import (
     check_tensor,
     check_tolerance,
 )
+from diffwindow.functional import Maps
 from diffwindow.kernels import few_rows
 from diffwindow.messages import check_choice
 
@@ -207,11 +206,11 @@ class WindowAttention(StackedAttention):
         key_padding_mask: Tensor | None = None,
         attn_mask: Tensor | None = None,
         is_causal: bool = False,
-    ) -> ops.WindowMaps:
-        """Return the weights without dropout, the window and both boundary distributions, each `[b h q k]`.
+    ) -> Maps:
+        """Return the weights without dropout and the window with its boundaries, each `[b h q k]`.
 
         >>> attention, x = WindowAttention(16, num_heads=2), torch.randn(3, 7, 16)
-        >>> attention.inspect(x, x).window.shape
+        >>> attention.inspect(x, x).window.values.shape
         torch.Size([3, 2, 7, 7])
         """
         query, key, _, batched = self._as_batches(query, key, key)
@@ -256,7 +255,7 @@ class WindowAttention(StackedAttention):
         queries: Float[Tensor, "b q queries"],
         keys: Float[Tensor, "b k keys"],
         visibility: Visibility = EVERYTHING,
-    ) -> ops.WindowMaps:
+    ) -> Maps:
         """Return what `attend` does with these arguments to each pair of query and key, without dropout."""
         q, q_left, q_right, *q_local = self.query_heads(queries)
         k, k_left, k_right, *k_local, _ = self.key_heads(keys)
@@ -417,24 +416,6 @@ class _NoFastPath:
 
     def __torch_function__(self, *_: object) -> object:
         return NotImplemented
-
-
-A = TypeVar("A", bound=StackedAttention)
-
-
-@contextmanager
-def watched(
-    attentions: Sequence[A], watcher: Callable[[A, Tensor, Tensor, Visibility], None]
-) -> Iterator[None]:
-    """Call `watcher` before each of the attentions attends, with its projected queries and keys."""
-    try:
-        for attention in attentions:
-            attention.watchers = (*attention.watchers, watcher)
-        yield
-    finally:
-        # others may have come or gone in the meantime
-        for attention in attentions:
-            attention.watchers = tuple(one for one in attention.watchers if one is not watcher)
 
 
 def window_attentions(model: nn.Module) -> list[WindowAttention]:

@@ -14,18 +14,18 @@ from jaxtyping import Bool, Float
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from diffwindow.attention.base import Maps
+from diffwindow.attention.base import watch
 from diffwindow.attention.visibility import Visibility
-from diffwindow.attention.window import WindowAttention, watched, window_attentions
+from diffwindow.attention.window import WindowAttention, window_attentions
 from diffwindow.checks import check_tolerance
 from diffwindow.data.store import Store
-from diffwindow.functional import segment_bounds
+from diffwindow.functional import Maps, segment_bounds
 from diffwindow.models.classifier import Classifier
 from diffwindow.models.model import evaluating
-from diffwindow.ops import WindowMaps
 from diffwindow.special_tokens import PAD
 from diffwindow.tasks.classification import Classification, ClassificationBatch
 from diffwindow.tasks.task import B, Task, sweep
+from diffwindow.view.capture import capture
 from diffwindow.view.figures import Panel
 from diffwindow.view.trace import AttentionTrace, LayerMaps
 
@@ -140,14 +140,16 @@ def outside_shares(task: Task[B], model: nn.Module, split: str) -> dict[str, flo
         nonlocal counts
         if not attention.window_tolerance:
             return
-        window = attention.maps(queries, keys, visibility).window
+        soft = attention.maps(queries, keys, visibility).window
+        assert soft is not None
+        window = soft.values
         seen = visibility.visible(attention.query_heads(queries)[0], attention.key_heads(keys)[0])
         visible = torch.ones_like(window, dtype=torch.bool) if seen is None else seen.expand_as(window)
         counts = counts.plus(count_outside(window, visible, attention.window_tolerance))
 
     number = len(task.lengths(split)[0])
     rows = sorted(set(np.linspace(0, number - 1, EXAMPLES).round().astype(int).tolist())) if number else []
-    with evaluating(model) as device, watched(windows, watcher):
+    with evaluating(model) as device, watch(windows, watcher):
         for row in rows:
             task.loss(model, task.collate(split, np.array([row])).to(device))
     return {"keys_outside": counts.keys_share, "tiles_outside": counts.tiles_share}
@@ -322,13 +324,22 @@ def window_fits(task: Classification, model: Classifier, split: str) -> list[Win
     def measure(rows: np.ndarray, batch: ClassificationBatch) -> list[_Measured]:
         gold = gold_windows(starts[rows], verbs[rows], batch.tokens.shape[1])
         real = (batch.tokens != PAD).sum(1).cpu().numpy()
-        return [_measure(maps, verbs[rows], gold, real) for maps in model.attention_maps(batch.tokens)["Enc"]]
+        return [_measure(maps, verbs[rows], gold, real) for maps in _encoder_maps(model, batch.tokens)]
 
     with evaluating(model) as device:
         batches = [
             measured for _, measured in sweep(task, split, device, measure, max_tokens=task.valid_tokens)
         ]
     return [_fit(number, list(layer)) for number, layer in enumerate(zip(*batches, strict=True), 1)]
+
+
+def _encoder_maps(model: Classifier, tokens: Tensor) -> list[Maps]:
+    """Run the encoder and return the maps of each layer, for all sentences of the batch."""
+    layers: list[Maps] = []
+    attentions = [block.attention for block in model.attention_blocks()["Enc"]]
+    with watch(attentions, lambda attention, *call: layers.append(attention.maps(*call))):
+        model.encode(tokens)
+    return layers
 
 
 class _Measured(NamedTuple):
@@ -342,7 +353,7 @@ class _Measured(NamedTuple):
 def _measure(
     maps: Maps, verbs: NDArray[np.int64], gold: NDArray[np.bool_], real: NDArray[np.int64]
 ) -> _Measured:
-    weights, window = (maps.weights, maps.window) if isinstance(maps, WindowMaps) else (maps, maps[:, :0])
+    window = maps.weights[:, :0] if maps.window is None else maps.window.values
 
     def at_verb(tensor: Tensor) -> NDArray[np.float64]:
         rows: NDArray[np.float64] = tensor.cpu().double().numpy()[np.arange(len(verbs)), :, verbs]
@@ -350,7 +361,7 @@ def _measure(
 
     return _Measured(
         soft_overlap(at_verb(window), gold[:, None]),
-        inside(at_verb(weights), gold[:, None]),
+        inside(at_verb(maps.weights), gold[:, None]),
         gold.sum(1) / real,
     )
 
@@ -380,20 +391,23 @@ def window_panels(
     start, verb = (int(row.columns[name][index]) for name in GOLD_COLUMNS)
     with evaluating(windowed), evaluating(plain):
         tokens = task.collate(split, np.array([index])).tokens
-        ours, other = windowed.attention_maps(tokens)["Enc"][0], plain.attention_maps(tokens)["Enc"][0]
-    if not isinstance(ours, WindowMaps) or isinstance(other, WindowMaps):
+        with capture(windowed) as ours_trace, capture(plain) as plain_trace:
+            windowed(tokens)
+            plain(tokens)
+    ours, other = ours_trace["Enc", 1], plain_trace["Enc", 1]
+    if ours.window is None or other.window is not None:
         raise ValueError(
             f"{windowed.config.attention} and {plain.config.attention}: one needs a window in layer 1"
         )
     head = int(np.argmax(window_fits(task, windowed, split)[0].overlap_by_head))
     plain_head = int(np.argmax(window_fits(task, plain, split)[0].inside_by_head))
     matrices = (
-        (f"window, {windowed.config.attention} head {head + 1}", ours.window[0, head]),
-        (f"attention, {windowed.config.attention} head {head + 1}", ours.weights[0, head]),
-        (f"attention, {plain.config.attention} head {plain_head + 1}", other[0, plain_head]),
+        (f"window, {windowed.config.attention} head {head + 1}", ours.window[head]),
+        (f"attention, {windowed.config.attention} head {head + 1}", ours.weights[head]),
+        (f"attention, {plain.config.attention} head {plain_head + 1}", other.weights[plain_head]),
     )
     labels = [*task.store.tokenizer.tokens(tokens[0, :-1].tolist()), "[verb]"]
-    return labels, [Panel(name, values.numpy(), outline=(verb, start, verb)) for name, values in matrices]
+    return labels, [Panel(name, values, outline=(verb, start, verb)) for name, values in matrices]
 
 
 def as_rows(fits: list[WindowFit]) -> list[dict[str, Any]]:

@@ -2,14 +2,13 @@
 
 from typing import Literal
 
-import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from diffwindow.attention.visibility import Visibility, padded_visibility
 from diffwindow.models.config import Depth, ModelConfig, Size
-from diffwindow.models.layers import AttentionBlock, AttentionMaps, TokenEmbedding, TransformerStack, recorded
+from diffwindow.models.layers import AttentionBlock, TokenEmbedding, TransformerStack
 from diffwindow.models.model import Model
 from diffwindow.notation import Role
 from diffwindow.special_tokens import PAD
@@ -85,15 +84,6 @@ class Classifier(Model[ClassifierConfig]):
     def attention_blocks(self) -> dict[Role, list[AttentionBlock]]:
         """Return the attention of each role and layer."""
         return {"Enc": self.encoder.self_blocks()}
-
-    @torch.no_grad()
-    def attention_maps(
-        self, tokens: Int[Tensor, "b n"], mask: Bool[Tensor, "b n"] | None = None
-    ) -> AttentionMaps:
-        """Return the weights of each attention, and its window where it has one, by role and layer."""
-        with recorded(self.attention_blocks()) as maps:
-            self.encode(tokens, mask)
-        return {role: tuple(of_role) for role, of_role in maps.items()}
 
     def _encode(self, tokens: Tensor, visibility: Visibility) -> Tensor:
         output: Tensor = self.encoder(

@@ -10,7 +10,7 @@ from diffwindow.attention.cache import KeyCache
 from diffwindow.attention.visibility import padded_visibility
 from diffwindow.models.config import Depth, ModelConfig
 from diffwindow.models.decoding_state import DecodingState
-from diffwindow.models.layers import AttentionBlock, AttentionMaps, TokenEmbedding, TransformerStack, recorded
+from diffwindow.models.layers import AttentionBlock, TokenEmbedding, TransformerStack
 from diffwindow.models.loss import TokenLoss, token_log_probs, token_loss
 from diffwindow.models.model import Model
 from diffwindow.notation import Role
@@ -108,15 +108,6 @@ class LanguageModel(Model[LanguageModelConfig]):
     def attention_blocks(self) -> dict[Role, list[AttentionBlock]]:
         """Return the attention of each role and layer."""
         return {"Dec": self.decoder.self_blocks()}
-
-    @torch.no_grad()
-    def attention_maps(
-        self, tokens: Int[Tensor, "b n"], mask: Bool[Tensor, "b n"] | None = None
-    ) -> AttentionMaps:
-        """Return the weights of each attention, and its window where it has one, by role and layer."""
-        with recorded(self.attention_blocks()) as maps:
-            self.hidden(tokens, mask)
-        return {role: tuple(of_role) for role, of_role in maps.items()}
 
     def _run(self, tokens: Tensor, mask: Tensor | None, caches: list[KeyCache]) -> Tensor:
         visibility = padded_visibility(mask, is_causal=True)

@@ -1,10 +1,8 @@
 """The parts of a Transformer: token embedding, attention and feed-forward blocks, and the stacks of both."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Literal, cast
 
 import torch
@@ -12,14 +10,13 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from diffwindow.attention.base import Init, Maps, Rotary, StackedAttention
+from diffwindow.attention.base import Init, Rotary
 from diffwindow.attention.cache import KeyCache
 from diffwindow.attention.kinds import build_attention
 from diffwindow.attention.visibility import EVERYTHING, Visibility, sinusoids
-from diffwindow.attention.window import watched
 from diffwindow.kernels import few_rows
 from diffwindow.models.decoding_state import DecodingState
-from diffwindow.notation import Attention, Role
+from diffwindow.notation import Attention
 from diffwindow.special_tokens import PAD
 
 # rotary positions are the attention's: tokens are embedded without any
@@ -202,9 +199,6 @@ class TransformerLayer(nn.Module):
         return output
 
 
-AttentionMaps = dict[Role, tuple[Maps, ...]]
-
-
 class TransformerStack(nn.Module):
     """Layers one above the other; "pre" normalisation ends with a norm, the paper's "post" does not."""
 
@@ -268,20 +262,3 @@ class TransformerStack(nn.Module):
         """Return the cross-attention of each layer that has one."""
         blocks = [cast(TransformerLayer, layer).cross_attention for layer in self.layers]
         return [block for block in blocks if block is not None]
-
-
-@contextmanager
-def recorded(blocks: Mapping[Role, Sequence[AttentionBlock]]) -> Iterator[dict[Role, list[Maps]]]:
-    """Collect the maps of each block, by role and in the order of the layers, while the context runs."""
-    maps: dict[Role, list[Maps]] = {role: [] for role in blocks}
-    with ExitStack() as stack:
-        for role, of_role in blocks.items():
-            attentions = [block.attention for block in of_role]
-            stack.enter_context(watched(attentions, partial(_record, maps[role])))
-        yield maps
-
-
-def _record(
-    into: list[Maps], attention: StackedAttention, queries: Tensor, keys: Tensor, visibility: Visibility
-) -> None:
-    into.append(attention.maps(queries, keys, visibility))

@@ -10,7 +10,7 @@ from diffwindow.attention.cache import KeyCache
 from diffwindow.attention.visibility import Visibility, padded_visibility
 from diffwindow.models.config import Depth, ModelConfig
 from diffwindow.models.decoding_state import DecodingState
-from diffwindow.models.layers import AttentionBlock, AttentionMaps, TokenEmbedding, TransformerStack, recorded
+from diffwindow.models.layers import AttentionBlock, TokenEmbedding, TransformerStack
 from diffwindow.models.loss import TokenLoss, token_loss
 from diffwindow.models.model import Model
 from diffwindow.notation import Role
@@ -129,18 +129,6 @@ class Translator(Model[TranslatorConfig]):
             "Cr": self.decoder.cross_blocks(),
             "Dec": self.decoder.self_blocks(),
         }
-
-    @torch.no_grad()
-    def attention_maps(
-        self,
-        source: Int[Tensor, "b n"],
-        target: Int[Tensor, "b t"],
-        source_mask: Bool[Tensor, "b n"] | None = None,
-    ) -> AttentionMaps:
-        """Return the weights of each attention, and its window where it has one, by role and layer."""
-        with recorded(self.attention_blocks()) as maps:
-            self.hidden(source, target, source_mask)
-        return {role: tuple(of_role) for role, of_role in maps.items()}
 
     def _encode(self, source: Tensor, visibility: Visibility) -> Tensor:
         output: Tensor = self.encoder(

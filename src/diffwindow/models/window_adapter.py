@@ -166,7 +166,7 @@ class WindowAdapter(nn.Module):
         attn_bias: Float[Tensor, "..."] | None = None,
         is_causal: bool = False,
         scale: float | None = None,
-    ) -> ops.WindowMaps:
+    ) -> ops.Maps:
         """Return what `forward` does with each pair of query and key, without dropout."""
         k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1).to(q.dtype)
         maps = ops.window_maps(

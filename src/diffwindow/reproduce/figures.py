@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 
@@ -13,11 +12,11 @@ from diffwindow.data.store import Store
 from diffwindow.decoding import Decoding
 from diffwindow.decoding.translate import translate
 from diffwindow.models.translator import Translator
-from diffwindow.ops import WindowMaps
 from diffwindow.reproduce.findings import Finding
 from diffwindow.reproduce.table import LEARNING, SHOWN
 from diffwindow.special_tokens import BOS
 from diffwindow.tasks.model_folder import ModelFolder
+from diffwindow.view.capture import capture
 from diffwindow.view.figures import (
     COLUMNS,
     Gain,
@@ -43,27 +42,30 @@ def draw_figure_3(plain: Path, windowed: Path, store: Path, path: Path, *, row: 
     best = translate(cast(Translator, ours.model), ours.tokenizer, [source[:-1]], Decoding())[0][0]
     target = ours.tokenizer.encode(best.text)
     given, predicted = torch.tensor([[BOS, *target]]), [*ours.tokenizer.tokens(target), "</s>"]
-    layers = cast(Translator, ours.model).attention_maps(torch.tensor([source]), given)["Cr"]
-    others = cast(Translator, theirs.model).attention_maps(torch.tensor([source]), given)["Cr"]
-    windows = {number: maps for number, maps in enumerate(layers, 1) if isinstance(maps, WindowMaps)}
+    traces = []
+    for model in (ours.model, theirs.model):
+        with torch.no_grad(), capture(model) as trace:
+            model(torch.tensor([source]), given)
+        traces.append(trace)
+    windows = [maps for maps in traces[0].layers if maps.role == "Cr" and maps.window is not None]
     if not windows:
         raise ValueError(f"{windowed} has no window in its cross-attention")
-    layer = max(windows)
+    maps = windows[-1]
     panels = [
         # two boundaries in one segment count twice there
-        Panel("window M (0 to 2)", _mean(windows[layer].window)),
-        Panel("our attention", _mean(windows[layer].weights)),
-        Panel("plain attention", _mean(others[layer - 1])),
+        Panel("window M (0 to 2)", _mean(maps.window)),
+        Panel("our attention", _mean(maps.weights)),
+        Panel("plain attention", _mean(traces[1]["Cr", maps.layer].weights)),
     ]
     keys = [*ours.tokenizer.tokens(source[:-1]), "</s>"]
-    title = f"cross-attention of layer {layer}, mean over heads"
+    title = f"cross-attention of layer {maps.layer}, mean over heads"
     names = ("translation", "source")
     save_figure(attention_figure(panels, queries=predicted, keys=keys, names=names, title=title), path)
 
 
 def _mean(maps: Any) -> NDArray[Any]:
     """Average a map over heads."""
-    mean: NDArray[Any] = np.asarray(maps[0].mean(0))
+    mean: NDArray[Any] = torch.from_numpy(maps).mean(0).numpy()
     return mean
 
 

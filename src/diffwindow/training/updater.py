@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Adam, AdamW
 
+from diffwindow.attention.base import watch
 from diffwindow.attention.baselines import mean_span
-from diffwindow.attention.window import mean_window, watched, window_attentions
+from diffwindow.attention.window import mean_window, window_attentions
 from diffwindow.tasks.task import B, Task
 from diffwindow.training.config import Precision, TrainConfig
 from diffwindow.training.distributed import World
@@ -131,9 +132,7 @@ class Objective(nn.Module, Generic[B]):
         windows: list[Tensor] = []
         watching: AbstractContextManager[None] = nullcontext()
         if self._window_penalty:
-            watching = watched(
-                window_attentions(self.model), lambda *call: windows.append(mean_window(*call))
-            )
+            watching = watch(window_attentions(self.model), lambda *call: windows.append(mean_window(*call)))
         with (
             torch.autocast(self._device_type, dtype=self._dtype, enabled=self._dtype is not None),
             watching,

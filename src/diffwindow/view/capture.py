@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from diffwindow.attention.base import Maps, StackedAttention
+from diffwindow.attention.base import StackedAttention, watch
 from diffwindow.attention.visibility import Visibility
-from diffwindow.attention.window import WindowAttention, watched
+from diffwindow.attention.window import WindowAttention
 from diffwindow.checks import check_whole
+from diffwindow.functional import Maps
 from diffwindow.messages import quoted
 from diffwindow.models.window_adapter import WindowAdapter
-from diffwindow.ops import WindowMaps
 from diffwindow.view.trace import Array, AttentionTrace, LayerMaps
 
 Captured = StackedAttention | WindowAdapter
@@ -73,9 +73,9 @@ def capture(
         for name, module in modules.items():
             call = partial(_call, row=row, crosses=_named_role(name) == "Cr")
             if isinstance(module, WindowAdapter):
-                stack.enter_context(_recorded_added(module, call, calls[name]))
+                stack.enter_context(_record_added(module, call, calls[name]))
             else:
-                stack.enter_context(watched([module], partial(_record, calls[name], call)))
+                stack.enter_context(watch([module], partial(_record, calls[name], call)))
         yield trace
     joined = {name: _joined(of_module) for name, of_module in calls.items() if of_module}
     if not joined:
@@ -98,7 +98,7 @@ def _record(
 
 
 @contextmanager
-def _recorded_added(
+def _record_added(
     window: WindowAdapter, call: Callable[[Maps, Visibility], _Call], into: list[_Call]
 ) -> Iterator[None]:
     """Keep the maps of each call of a window beside a foreign attention while the context runs."""
@@ -120,7 +120,10 @@ def _recorded_added(
 
 def _call(maps: Maps, visibility: Visibility, *, row: int, crosses: bool) -> _Call:
     """Take the sentence `row` out of the maps of a batch, without its padding."""
-    named = maps._asdict() if isinstance(maps, WindowMaps) else {"weights": maps}
+    named = {"weights": maps.weights}
+    if maps.window is not None:
+        values, phi_left, phi_right = maps.window
+        named |= {"window": values, "phi_left": phi_left, "phi_right": phi_right}
     batch = named["weights"].shape[0]
     if not 0 <= row < batch:
         raise ValueError(f"row={row} is not a sentence of the batch, which has {batch}")
