@@ -11,6 +11,7 @@ EXTRAS = {
         "rich",
         "sacrebleu",
         "sacremoses",
+        "scipy",
         "tensorboard",
         "tokenizers",
         "typer",

@@ -54,7 +54,8 @@ class JsonLinesFile:
 class RunLogs:
     """The logs of a run folder: `log.jsonl`, `timing.jsonl` and TensorBoard's events.
 
-    To resume from a checkpoint, the log is truncated to the `position` it had then, the others to `update`.
+    To resume from a checkpoint, the log is truncated to the `position` it had then, and timings and events
+    to `update`.
     """
 
     def __init__(self, folder: Path, position: int = 0, update: int = 0) -> None:
@@ -63,7 +64,9 @@ class RunLogs:
             for name, end in ((LOG, position), (TIMING, _end_of(folder / TIMING, update))):
                 self._files[name] = JsonLinesFile(folder / name, end)
                 opened.callback(self._files[name].close)
-            self._events = _truncated_events(folder / TENSORBOARD, update)
+            check_inside(folder / TENSORBOARD)
+            # TensorBoard forgets the later points, which the run writes again
+            self._events = SummaryWriter(str(folder / TENSORBOARD), purge_step=update + 1)
             opened.callback(self._events.close)
             self._opened = opened.pop_all()
 
@@ -93,39 +96,11 @@ class RunLogs:
 
     def _write(self, file: str, update: int, kind: str, values: Record) -> None:
         self._files[file].write({"update": update, "kind": kind, **values})
+        # the final model comes after the last update, so a run that goes on purges it too
+        step = update + 1 if kind == "final" else update
         for name, value in values.items():
             if isinstance(value, int | float) and math.isfinite(value):
-                self._events.add_scalar(f"{kind}/{name}", value, update)
-
-
-def _truncated_events(folder: Path, update: int) -> SummaryWriter:
-    """Copy TensorBoard's points up to an update to one new file, each once, and return its writer.
-
-    Later points are left out because the run writes them again. So are those of the final model, which have
-    the number of the last update.
-    """
-    check_inside(folder)
-    old = sorted(folder.glob("events.out.tfevents.*"))
-    points = {(event.summary.value[0].tag, event.step): event for path in old for event in _points(path)}
-    # purge_step lets an open TensorBoard forget the points it has read
-    writer = SummaryWriter(str(folder), purge_step=0 if old else None)
-    events: Any = writer._get_file_writer().event_writer
-    for (tag, step), event in points.items():
-        if step <= update and not tag.startswith("final/"):
-            events.add_event(event)
-    writer.flush()
-    for path in old:
-        path.unlink()
-    return writer
-
-
-def _points(path: Path) -> Iterator[Any]:
-    """Yield the scalars of an event file, up to where it was cut short."""
-    from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
-
-    for event in LegacyEventFileLoader(str(path)).Load():
-        if event.summary.value:
-            yield event
+                self._events.add_scalar(f"{kind}/{name}", value, step)
 
 
 def _end_of(path: Path, update: int) -> int:

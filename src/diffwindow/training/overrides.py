@@ -23,8 +23,6 @@ NOT_OF_THE_MODEL = {
     "num_classes": "the corpus decides the number of classes",
     "model": "the task decides the kind of model",
 }
-# no config is larger; aliases can make a short file larger than that
-MAX_BYTES, MAX_VALUES, MAX_DEPTH = 1_000_000, 10_000, 20
 
 
 def resolve(source: str, overrides: Iterable[str] = (), values: Mapping[str, Any] | None = None) -> Config:
@@ -66,51 +64,9 @@ def _base(source: str, data: Path | None) -> Draft:
 def _scalar(text: str, override: str) -> Any:
     """Parse the value of an override."""
     try:
-        node = _composed(text)
-        return None if node is None else yaml.SafeLoader("").construct_object(node, deep=True)
-    except yaml.YAMLError:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError):
         raise ValueError(f"{quoted(override)}: the value is not valid YAML; quote it") from None
-    except ValueError as error:
-        raise ValueError(f"{quoted(override)}: {error}") from None
-
-
-def _composed(text: str) -> yaml.Node | None:
-    """Parse YAML; raise if it is larger or deeper than any config."""
-    if len(text) > MAX_BYTES:
-        raise ValueError(f"a config has at most {MAX_BYTES:,} bytes")
-    too_deep = f"a config is nested at most {MAX_DEPTH} deep"
-    try:
-        root: yaml.Node | None = yaml.compose(text, yaml.SafeLoader)
-    except RecursionError:
-        raise ValueError(too_deep) from None
-    waiting, values = [(root, 0)], 0
-    while waiting:
-        node, depth = waiting.pop()
-        values += 1
-        if values > MAX_VALUES:
-            raise ValueError(f"a config has at most {MAX_VALUES:,} values, including those of aliases")
-        if depth > MAX_DEPTH:
-            raise ValueError(too_deep)
-        if isinstance(node, yaml.MappingNode):
-            _check_names(node)
-            waiting += [(child, depth + 1) for pair in node.value for child in pair]
-        elif isinstance(node, yaml.SequenceNode):
-            waiting += [(child, depth + 1) for child in node.value]
-    return root
-
-
-def _check_names(section: yaml.MappingNode) -> None:
-    """Raise if a key of a section is not a name, or is there twice."""
-    names: set[str] = set()
-    for key, _ in section.value:
-        problem = None
-        if not isinstance(key, yaml.ScalarNode):
-            problem = "a key is a name"
-        elif key.value in names:
-            problem = f"the key {quoted(key.value)} is there twice"
-        if problem:
-            raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
-        names.add(key.value)
 
 
 def _from_file(path: Path, data: Path | None) -> Draft:
@@ -118,8 +74,7 @@ def _from_file(path: Path, data: Path | None) -> Draft:
     try:
         if path.exists() and not path.is_file():
             raise ValueError("it is not a regular file")
-        with path.open(encoding="utf-8") as file:
-            root = _composed(file.read(MAX_BYTES + 1))
+        root = yaml.compose(path.read_text(encoding="utf-8"), yaml.SafeLoader)
         leaves = list(_leaves(root, ())) if isinstance(root, yaml.MappingNode) else None
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}") from error
@@ -127,6 +82,8 @@ def _from_file(path: Path, data: Path | None) -> Draft:
         mark = getattr(error, "problem_mark", None)
         place = f"{path}:{mark.line + 1}" if mark else str(path)
         raise ValueError(f"{place}: not valid YAML: {getattr(error, 'problem', error)}") from None
+    except RecursionError:
+        raise ValueError(f"{path}: a config is not nested so deep") from None
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     if leaves is None:
@@ -158,10 +115,19 @@ def _task_values(leaves: Iterable[tuple[Keys, Any, int]]) -> dict[str, Any]:
 
 
 def _leaves(section: yaml.MappingNode, path: Keys) -> Iterator[tuple[Keys, Any, int]]:
-    """Yield the path, value and line of everything in a YAML tree that is not a section, or an empty one."""
+    """Yield the path, value and line of everything in a YAML tree that is not a section, or an empty one.
+
+    Raise if a key is not a name, or is in its section twice.
+    """
+    names: set[str] = set()
     for key, value in section.value:
-        name = (*path, str(key.value))
+        if not isinstance(key, yaml.ScalarNode) or key.value in names:
+            twice = isinstance(key, yaml.ScalarNode)
+            problem = f"the key {quoted(key.value)} is there twice" if twice else "a key is a name"
+            raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+        names.add(key.value)
         if isinstance(value, yaml.MappingNode) and value.value:
-            yield from _leaves(value, name)
+            yield from _leaves(value, (*path, key.value))
         else:
-            yield name, yaml.SafeLoader("").construct_object(value, deep=True), key.start_mark.line + 1
+            item = yaml.SafeLoader("").construct_object(value, deep=True)
+            yield (*path, key.value), item, key.start_mark.line + 1
