@@ -19,7 +19,7 @@ EXTRAS = {
     ),
     "data": ("datasets",),
     "hf": ("huggingface_hub", "transformers"),
-    "web": ("starlette", "uvicorn"),
+    "web": ("h11", "starlette", "uvicorn"),
     "export": ("onnx", "onnxruntime", "onnxscript"),
     "gpu": ("triton",),
 }

@@ -34,21 +34,13 @@ def refused(monkeypatch, capsys, tmp_path):
     return call
 
 
-BOMB = "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
-    f"{name}: &{name} [{', '.join([f'*{before}'] * 10)}]\n"
-    for before, name in zip("abcdefghi", "bcdefghij", strict=True)
-)
-
-
 @pytest.mark.parametrize(("text", "sentence"), [
-    (BOMB, "at most 10,000 values"),
-    ("train: &t\n  lr: *t\n", "at most 20 deep"),
-    ("train: " + "[" * 1000 + "]" * 1000, "at most 20 deep"),
-    ("train: " + "x" * 2_000_000, "at most 1,000,000 bytes"),
+    ("train: &t\n  lr: *t\n", "not nested so deep"),
+    ("train: " + "[" * 1000 + "]" * 1000, "not nested so deep"),
     ("train: 2001-99-99", "month must be in"),
     ("preset: agreement\ntrain: {lr: " + "x" * 100_000 + "}", "train.lr='xxx"),
 ])  # fmt: skip
-def test_yaml_is_bounded(refused, tmp_path, text, sentence):
+def test_odd_yaml_is_refused_in_a_sentence(refused, tmp_path, text, sentence):
     (tmp_path / "a.yaml").write_text(text)
     err = refused("train", "a.yaml")
     assert "a.yaml" in err
@@ -61,9 +53,7 @@ def test_a_full_stdout_is_named(capsys):
     assert capsys.readouterr().err == "diffwindow: stdout: No space left on device\n"
 
 
-def test_overrides_are_bounded():
-    with pytest.raises(ValueError, match="at most 20 deep"):
-        resolve("agreement", ["train.lr=&a [*a]"])
+def test_a_long_override_is_shortened():
     with pytest.raises(ValueError, match=r"^train.lr=x{31}…: train.lr='x+…: Input"):
         resolve("agreement", ["train.lr=" + "x" * 1_000_000])
 

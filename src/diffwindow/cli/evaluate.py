@@ -220,7 +220,7 @@ def _score_files(hypothesis: Path, reference: Path, language: str | None, *, as_
 def open_store(run: Path, data: Path | None) -> Store:
     """Open the given corpus, or that of the run."""
     from diffwindow.data.store import Store
-    from diffwindow.training.checkpoints import RUN_CONFIG
+    from diffwindow.training.config import RUN_CONFIG
     from diffwindow.training.run import Run
 
     check_folder(run)

@@ -56,7 +56,7 @@ def train(
     _check_words(preset, overrides or [], data=data, start=start)
     from diffwindow.cli.errors import training_errors
     from diffwindow.tasks.presets import TASKS_BY_PRESET, describe_sizes
-    from diffwindow.training.checkpoints import RUN_CONFIG
+    from diffwindow.training.config import RUN_CONFIG
     from diffwindow.training.overrides import resolve
     from diffwindow.training.run import train as run
 
@@ -123,7 +123,7 @@ def average(
 ) -> None:
     """Write the average of a run's last checkpoints to a model folder."""
     check_folder(run)
-    from diffwindow.training.checkpoints import AVERAGE
+    from diffwindow.training.config import AVERAGE
     from diffwindow.training.run import Run
 
     target = out or run / AVERAGE

@@ -193,7 +193,8 @@ def _example(
 
 def _checkpoints(run: Path) -> dict[str, Path]:
     """Return the folders of a run's checkpoints by name, oldest first and evenly spaced."""
-    from diffwindow.training.checkpoints import CHECKPOINTS, Checkpoints
+    from diffwindow.training.checkpoints import Checkpoints
+    from diffwindow.training.config import CHECKPOINTS
     from diffwindow.view.payload import spread
 
     kept = Checkpoints(run / CHECKPOINTS)

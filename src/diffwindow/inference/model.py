@@ -24,7 +24,7 @@ from diffwindow.models.model import evaluating
 from diffwindow.models.translator import Translator
 from diffwindow.special_tokens import BOS, EOS
 from diffwindow.tasks.model_folder import ModelFolder
-from diffwindow.training.checkpoints import RUN_CONFIG
+from diffwindow.training.config import RUN_CONFIG
 from diffwindow.training.run import Run
 from diffwindow.view.trace import AttentionTrace
 

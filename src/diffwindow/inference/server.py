@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
@@ -23,8 +23,6 @@ from diffwindow.extras import require
 from diffwindow.view.page import page_html
 
 if TYPE_CHECKING:
-    from starlette.applications import Starlette
-    from starlette.requests import Request
     from uvicorn import Config
 
 
@@ -53,8 +51,6 @@ def _without_port(host: str) -> str:
 
 async def read_text(request: Request, limits: Limits) -> str:
     """Read the sentence of a request: a JSON object with a text, of bounded size and in bounded time."""
-    from starlette.requests import ClientDisconnect
-
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
         raise RequestError(415, "send application/json")
     try:

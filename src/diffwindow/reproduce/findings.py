@@ -193,7 +193,7 @@ def _windows(metrics: Sequence[Result]) -> dict[str, float]:
 def _validations(folders: Iterable[Path]) -> list[Validations]:
     """Return what the validations gave of each run that has a log."""
     # imported here because it takes a moment
-    from diffwindow.training.checkpoints import LOG
+    from diffwindow.training.config import LOG
     from diffwindow.training.logs import read_records
     from diffwindow.view.figures import series
 

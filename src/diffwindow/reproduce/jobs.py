@@ -110,7 +110,7 @@ def _run(job: Job) -> Result:
     from diffwindow.models.build import count_parameters
     from diffwindow.models.weights import verify
     from diffwindow.tasks.model_folder import ModelFolder
-    from diffwindow.training.checkpoints import MODEL
+    from diffwindow.training.config import MODEL
     from diffwindow.training.overrides import resolve
     from diffwindow.training.run import Run, train
 
@@ -167,7 +167,7 @@ def figure(column: Column, metrics: Result) -> float:
 
 def _speed(folder: Path) -> float | None:
     """Return the median of the updates per second that the run logged."""
-    from diffwindow.training.checkpoints import TIMING
+    from diffwindow.training.config import TIMING
     from diffwindow.training.logs import read_records
 
     records = read_records(folder / TIMING)

@@ -22,11 +22,6 @@ from diffwindow.models.weights import (
     write_folder,
 )
 
-# the layout of a run folder
-RUN_CONFIG, ORIGIN = "run.json", "origin.json"
-CHECKPOINTS, BEST, MODEL, AVERAGE = "checkpoints", "best", "model", "average"
-LOG, TIMING, TENSORBOARD, CURVES = "log.jsonl", "timing.jsonl", "tensorboard", "curves.png"
-STORE = "data"
 STATE = "state.safetensors"
 
 

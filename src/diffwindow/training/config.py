@@ -15,6 +15,12 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from diffwindow.messages import nearest, quoted
 from diffwindow.tasks.options import TaskOptions
 
+# the layout of a run folder
+RUN_CONFIG, ORIGIN = "run.json", "origin.json"
+CHECKPOINTS, BEST, MODEL, AVERAGE = "checkpoints", "best", "model", "average"
+LOG, TIMING, TENSORBOARD, CURVES = "log.jsonl", "timing.jsonl", "tensorboard", "curves.png"
+STORE = "data"
+
 Count = Annotated[int, Field(ge=1)]
 Amount = Annotated[int, Field(ge=0)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]

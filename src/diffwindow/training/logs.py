@@ -15,8 +15,7 @@ import torch
 from torch.utils.tensorboard import SummaryWriter
 
 from diffwindow.files import check_inside, check_regular, open_within, to_json
-from diffwindow.training.checkpoints import LOG, TENSORBOARD, TIMING
-from diffwindow.training.config import TrainConfig
+from diffwindow.training.config import LOG, TENSORBOARD, TIMING, TrainConfig
 from diffwindow.training.state import TrainState
 from diffwindow.training.updater import UpdateResult, learning_rate
 

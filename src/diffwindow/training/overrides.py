@@ -12,9 +12,15 @@ import yaml
 from diffwindow.files import read_json
 from diffwindow.messages import quoted
 from diffwindow.tasks.presets import TASK_PRESETS, preset
-from diffwindow.training.checkpoints import RUN_CONFIG
-from diffwindow.training.config import Config, Draft, Keys, checked, shortened_override, split_override
-from diffwindow.training.run import follow_start
+from diffwindow.training.config import (
+    RUN_CONFIG,
+    Config,
+    Draft,
+    Keys,
+    checked,
+    shortened_override,
+    split_override,
+)
 
 # fields of a model's config that are set elsewhere
 NOT_OF_THE_MODEL = {
@@ -42,6 +48,9 @@ def resolve(source: str, overrides: Iterable[str] = (), values: Mapping[str, Any
         if place := draft.places.get(("model", name)):
             raise ValueError(f"{place}: {remedy}")
     if ("start",) in draft.places and draft.values["start"] is not None:
+        # reads a model's folder, which takes torch
+        from diffwindow.training.run import follow_start
+
         follow_start(draft)
     return checked(draft)
 

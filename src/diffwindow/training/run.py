@@ -38,7 +38,8 @@ from diffwindow.tasks.model_folder import ModelFolder, find_model
 from diffwindow.tasks.presets import DECIDED_ELSEWHERE
 from diffwindow.tasks.registry import TASKS, AnyTask, model_config, task_of
 from diffwindow.tasks.task import Task
-from diffwindow.training.checkpoints import (
+from diffwindow.training.checkpoints import Checkpoints
+from diffwindow.training.config import (
     CHECKPOINTS,
     CURVES,
     LOG,
@@ -46,9 +47,11 @@ from diffwindow.training.checkpoints import (
     ORIGIN,
     RUN_CONFIG,
     STORE,
-    Checkpoints,
+    Config,
+    Draft,
+    checked,
+    differences,
 )
-from diffwindow.training.config import Config, Draft, checked, differences
 from diffwindow.training.distributed import World, connected
 from diffwindow.training.failures import Interrupted
 from diffwindow.training.logs import read_records

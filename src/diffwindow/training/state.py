@@ -18,18 +18,8 @@ from diffwindow.evaluation.windows import outside_shares
 from diffwindow.files import check_inside, remove_temporaries
 from diffwindow.progress import Progress
 from diffwindow.tasks.task import B, Task
-from diffwindow.training.checkpoints import (
-    BEST,
-    CHECKPOINTS,
-    CURVES,
-    MODEL,
-    ORIGIN,
-    RUN_CONFIG,
-    Checkpoint,
-    Checkpoints,
-    read_checkpoint,
-)
-from diffwindow.training.config import TrainConfig
+from diffwindow.training.checkpoints import Checkpoint, Checkpoints, read_checkpoint
+from diffwindow.training.config import BEST, CHECKPOINTS, CURVES, MODEL, ORIGIN, RUN_CONFIG, TrainConfig
 from diffwindow.training.distributed import World
 from diffwindow.training.failures import TrainingError
 from diffwindow.training.updater import Updater, UpdateResult, load_state_tensors, state_tensors

@@ -16,8 +16,8 @@ from diffwindow.data.batching import TokenBatches
 from diffwindow.models.weights import CheckpointError
 from diffwindow.progress import SILENT, Progress
 from diffwindow.tasks.task import B, Task
-from diffwindow.training.checkpoints import LOG, MODEL, read_checkpoint, write_checkpoint
-from diffwindow.training.config import TrainConfig
+from diffwindow.training.checkpoints import read_checkpoint, write_checkpoint
+from diffwindow.training.config import LOG, MODEL, TrainConfig
 from diffwindow.training.distributed import World
 from diffwindow.training.failures import (
     Interrupted,
