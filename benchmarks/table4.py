@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 
-from diffwindow.models.build import count_parameters
 from diffwindow.reproduce.cost import relative_speeds
 from diffwindow.reproduce.jobs import make_store
 from diffwindow.reproduce.scales import Experiment
@@ -37,7 +36,7 @@ def main():
         }
         model = base.model_copy(update={"attention": row.attention, **layers})
         ratio = f"{paper / PAPER_SPEED[0]:.2f} | {ratios[row.key]:.2f}"
-        print(f"| {row.label} | {count_parameters(model):,} | {ratio} |")
+        print(f"| {row.label} | {model.count_parameters():,} | {ratio} |")
 
 
 if __name__ == "__main__":

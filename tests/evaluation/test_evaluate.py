@@ -168,6 +168,9 @@ def test_another_vocabulary_and_damaged_folders_are_refused(agreement_store, reo
         (tmp_path / "model/task.json").write_text(damaged)
         with pytest.raises(ValueError, match=r"task\.json is damaged"):
             ModelFolder.read(tmp_path / "model")
+    (tmp_path / "model/config.json").write_text('{"model": "translater"}')
+    with pytest.raises(ValueError, match=r"config\.json: model='translater'.*did you mean 'translator'"):
+        ModelFolder.read(tmp_path / "model")
     (tmp_path / "model/config.json").write_text("[]")
     with pytest.raises(ValueError, match=r"config\.json is damaged: it holds a list"):
         ModelFolder.read(tmp_path / "model")

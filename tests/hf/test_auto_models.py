@@ -249,7 +249,8 @@ def test_the_auto_classes_load_what_was_saved(build, auto, tmp_path):
 def saved(model, tokenizer, folder, **options):
     """Save a model, its tokenizer and its task as training does; return the first two for transformers."""
     model.save_pretrained(folder, tokenizer)
-    write_json(folder / "task.json", {"corpus": "mine", "moses": {}, "options": options})
+    record = {"corpus": "mine", "moses": {}, "languages": {}, "labels": [], "options": options}
+    write_json(folder / "task.json", record)
     return as_transformers(model), transformers_tokenizer(folder)
 
 

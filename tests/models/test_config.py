@@ -2,7 +2,6 @@ import pytest
 from pydantic import ValidationError
 
 from diffwindow import ClassifierConfig, LanguageModelConfig, TranslatorConfig
-from diffwindow.models.build import read_config
 from diffwindow.tasks.presets import model_preset
 
 
@@ -41,11 +40,6 @@ def test_only_sinusoids_need_an_even_width():
     assert TranslatorConfig(**fields | {"positions": "none"}).embed_dim == 9
 
 
-def test_a_config_of_before_a_field_has_its_default():
-    fields = model_preset("sst2").model_dump(exclude={"init", "positions", "rotary"})
-    assert read_config(fields) == model_preset("sst2")
-
-
 @pytest.mark.parametrize(
     ("config", "attention", "roles"),
     [(LanguageModelConfig, "Enc(AW)", "Dec"), (ClassifierConfig, "Cr(AW)", "Enc")],
@@ -61,9 +55,6 @@ def test_the_notations_warning_comes_once():
     assert config.plan.attentions("Dec", 2)[0].segment_size == 5
 
 
-def test_a_config_file_says_which_model_it_is():
-    assert isinstance(read_config({"model": "classifier", "vocab_size": 9}), ClassifierConfig)
-    with pytest.raises(ValueError, match=r"model='translater'.*did you mean 'translator'"):
-        read_config({"model": "translater", "vocab_size": 9})
+def test_an_unknown_preset_is_an_error():
     with pytest.raises(ValueError, match=r"preset='wmt14'.*did you mean"):
         model_preset("wmt14")

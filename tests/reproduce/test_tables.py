@@ -2,7 +2,6 @@
 
 import pytest
 
-from diffwindow.models.build import count_parameters
 from diffwindow.reproduce.cost import cost
 from diffwindow.reproduce.scales import SCALES, scale_of
 from diffwindow.reproduce.table import SVA_SUBSET, Column, Row, Table
@@ -53,7 +52,7 @@ def test_what_settings_are_chosen_by_is_the_validation_set():
 
 def test_the_models_of_table_1_have_the_counted_parameters():
     counts = {
-        row.key: count_parameters(model_preset("wmt14-en-de", attention=row.attention))
+        row.key: model_preset("wmt14-en-de", attention=row.attention).count_parameters()
         for row in table_of("table1").rows
     }
     assert counts["Global"] == 60_915_712

@@ -3,7 +3,6 @@
 import torch
 
 from diffwindow.data.tokenizer import Tokenizer
-from diffwindow.models.build import build_model
 from diffwindow.models.classifier import ClassifierConfig
 from diffwindow.models.language_model import LanguageModelConfig
 from diffwindow.models.translator import TranslatorConfig
@@ -26,7 +25,7 @@ def save_model(folder, kind, *, tokenizer=None, seed=0):
     tokenizer = tokenizer or Tokenizer.train_words(SENTENCES)
     config, own = CONFIGS[kind]
     torch.manual_seed(seed)
-    model = build_model(config(vocab_size=tokenizer.vocab_size, **own, **SMALL))
+    model = config(vocab_size=tokenizer.vocab_size, **own, **SMALL).build()
     folder.mkdir(parents=True)
     model.save_pretrained(folder, tokenizer)
     return folder

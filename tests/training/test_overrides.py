@@ -1,7 +1,5 @@
 import pytest
-import torch
 
-from diffwindow.models.build import build_model
 from diffwindow.tasks.presets import NAMES
 from diffwindow.tasks.registry import TASKS
 from diffwindow.training.config import differences
@@ -12,9 +10,7 @@ from diffwindow.training.overrides import resolve
 def test_every_preset_builds(name):
     config = resolve(name)
     fields = {"vocab_size": 100, **config.model_options}
-    with torch.device("meta"):
-        model = build_model(TASKS[config.task.kind][1](**fields))
-    assert sum(parameter.numel() for parameter in model.parameters()) > 0
+    assert TASKS[config.task.kind][1](**fields).count_parameters() > 0
 
 
 def test_there_is_a_preset_for_each_experiment():

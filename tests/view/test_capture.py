@@ -9,7 +9,6 @@ from diffwindow.attention.base import watch
 from diffwindow.decoding import Decoding
 from diffwindow.decoding.beam import beam_search
 from diffwindow.decoding.search import translation_start
-from diffwindow.models.build import build_model
 from diffwindow.models.classifier import ClassifierConfig
 from diffwindow.models.translator import TranslatorConfig
 
@@ -18,14 +17,13 @@ SMALL = {"vocab_size": 20, "embed_dim": 16, "ffn_dim": 32, "num_heads": 2}
 
 def classifier(attention="Enc(AW)"):
     torch.manual_seed(0)
-    return build_model(ClassifierConfig(attention=attention, num_layers=2, **SMALL)).eval()
+    return ClassifierConfig(attention=attention, num_layers=2, **SMALL).build().eval()
 
 
 def translator(attention="Enc(AW)-Cr(AW,Seg)-Dec(MW)"):
     torch.manual_seed(0)
-    return build_model(
-        TranslatorConfig(attention=attention, encoder_layers=2, decoder_layers=2, **SMALL)
-    ).eval()
+    config = TranslatorConfig(attention=attention, encoder_layers=2, decoder_layers=2, **SMALL)
+    return config.build().eval()
 
 
 def test_a_trace_has_what_the_model_computed():

@@ -23,7 +23,6 @@ def describe(
 ) -> None:
     """Show the attention of each layer of a model and its number of parameters; allocate no weights."""
     from diffwindow.files import to_json
-    from diffwindow.models.build import count_parameters
     from diffwindow.tasks.presets import TASKS_BY_PRESET, model_preset
 
     check_partners(preset, (("--data", data is not None, tuple(TASKS_BY_PRESET)),))
@@ -33,7 +32,7 @@ def describe(
         for role, field in config.stacks().items()
         for number, kind in enumerate(config.plan.attentions(role, getattr(config, field)), start=1)
     ]
-    parameters = count_parameters(config)
+    parameters = config.count_parameters()
     if as_json:
         report = {"preset": preset, "parameters": parameters, "layers": layers, "config": config.model_dump()}
         print(to_json(report, indent=2))

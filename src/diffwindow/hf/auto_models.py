@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -29,12 +29,13 @@ from transformers.modeling_outputs import (
 
 from diffwindow.attention.visibility import EVERYTHING, Visibility, first_true, padded_visibility
 from diffwindow.hf.attention import LayerCache, layer_caches
-from diffwindow.models.build import build_model, read_config
+from diffwindow.models.classifier import Classifier
+from diffwindow.models.language_model import LanguageModel
 from diffwindow.models.layers import TokenEmbedding
-from diffwindow.models.model import TOKENIZER, Model, read_fields
+from diffwindow.models.model import TOKENIZER, Model
 from diffwindow.models.translator import Translator
 from diffwindow.special_tokens import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
-from diffwindow.tasks.model_folder import Record
+from diffwindow.tasks.model_folder import Record, read_kind
 
 
 class TranslatorAutoConfig(PreTrainedConfig):
@@ -100,12 +101,13 @@ UNKNOWN_OUTPUTS = ("output_hidden_states", "output_attentions", "return_dict")
 class _Wrapped(PreTrainedModel):
     """A model of ours in the frame of transformers; `model` is the one inside."""
 
+    model_class: ClassVar[type[Model[Any]]]
     base_model_prefix = "model"
     main_input_name = "input_ids"
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        self.model: Any = build_model(read_config(config.settings))
+        self.model: Any = self.model_class(self.model_class.config_class(**config.settings))
         for parameter in self.model.parameters():
             # on the meta device they wait for the values of a checkpoint
             setattr(parameter, INITIALIZED, not parameter.is_meta)
@@ -152,6 +154,7 @@ class _Wrapped(PreTrainedModel):
 class TranslatorForSeq2SeqLM(_Wrapped, GenerationMixin):
     """A Translator as a transformers model."""
 
+    model_class = Translator
     config_class = TranslatorAutoConfig
 
     def get_encoder(self, modality: str | None = None) -> nn.Module:
@@ -221,6 +224,7 @@ class TranslatorForSeq2SeqLM(_Wrapped, GenerationMixin):
 class LanguageModelForCausalLM(_Wrapped, GenerationMixin):
     """A LanguageModel as a transformers model."""
 
+    model_class = LanguageModel
     config_class = LanguageModelAutoConfig
 
     # the names are those that transformers calls with; it passes more that a model may leave alone
@@ -255,6 +259,7 @@ class LanguageModelForCausalLM(_Wrapped, GenerationMixin):
 class ClassifierForSequenceClassification(_Wrapped):
     """A Classifier as a transformers model."""
 
+    model_class = Classifier
     config_class = ClassifierAutoConfig
     # its loss is the mean of a batch, which a Trainer has to divide by the batches of an update
     accepts_loss_kwargs = False
@@ -313,7 +318,7 @@ def transformers_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
     from tokenizers.processors import TemplateProcessing
 
     folder = Path(folder)
-    template = TEMPLATES[read_config(read_fields(folder)).model]
+    template = TEMPLATES[read_kind(folder)]
     if Record.read(folder).options.block_size is not None:
         template = RUNNING_TEXT
     names = dict(enumerate(SPECIAL_TOKENS))

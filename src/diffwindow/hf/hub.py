@@ -13,10 +13,10 @@ from huggingface_hub import HfApi, snapshot_download
 from diffwindow.attention.kinds import WINDOWED
 from diffwindow.checks import check_bool
 from diffwindow.files import read_json
-from diffwindow.models.build import MODELS
 from diffwindow.models.model import MODEL_CONFIG, TOKENIZER, Model, in_eval_mode
 from diffwindow.models.weights import MODEL_MANIFEST, WEIGHTS, hash_tensors, verify, write_manifest
 from diffwindow.tasks.model_folder import TASK, ModelFolder, find_model, read_kind
+from diffwindow.tasks.registry import MODELS
 from diffwindow.training.config import ORIGIN
 from diffwindow.training.run import Run
 from diffwindow.view.capture import capture

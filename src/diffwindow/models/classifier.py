@@ -32,6 +32,10 @@ class ClassifierConfig(ModelConfig):
         """Name the field with the number of layers."""
         return {"Enc": "num_layers"}
 
+    def build(self) -> "Classifier":
+        """Build the model, freshly initialised."""
+        return Classifier(self)
+
 
 class Classifier(Model[ClassifierConfig]):
     """Classify a sequence by the mean of what the encoder gives for its real tokens.

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from torch import nn
 
 from diffwindow.attention.base import Init, Rotary, check_heads
 from diffwindow.messages import did_you_mean, quoted
@@ -64,6 +65,15 @@ class ModelConfig(BaseModel):
     def stacks(cls) -> dict[Role, str]:
         """Name, for each role of the notation that the model has, the field with its number of layers."""
         raise NotImplementedError
+
+    def build(self) -> nn.Module:
+        """Build the model, freshly initialised."""
+        raise NotImplementedError
+
+    def count_parameters(self) -> int:
+        """Count the parameters of the model without allocating them."""
+        with torch.device("meta"):
+            return sum(parameter.numel() for parameter in self.build().parameters())
 
     @property
     def plan(self) -> Plan:

@@ -29,6 +29,10 @@ class LanguageModelConfig(ModelConfig):
         """Name the field with the number of layers."""
         return {"Dec": "num_layers"}
 
+    def build(self) -> "LanguageModel":
+        """Build the model, freshly initialised."""
+        return LanguageModel(self)
+
 
 class LanguageModel(Model[LanguageModelConfig]):
     """Predict the next token: one embedding matrix for input and output, and a causal stack.

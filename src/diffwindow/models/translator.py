@@ -32,6 +32,10 @@ class TranslatorConfig(ModelConfig):
         """Name the fields with the number of layers."""
         return {"Enc": "encoder_layers", "Cr": "decoder_layers", "Dec": "decoder_layers"}
 
+    def build(self) -> "Translator":
+        """Build the model, freshly initialised."""
+        return Translator(self)
+
 
 class Translator(Model[TranslatorConfig]):
     """Translate: one embedding matrix for source, target and output, an encoder and a decoder.

@@ -13,7 +13,6 @@ from typing import Any
 
 from diffwindow.data.batching import TokenBatches
 from diffwindow.data.store import Store
-from diffwindow.models.build import count_parameters, read_config
 from diffwindow.reproduce.scales import Experiment
 from diffwindow.reproduce.table import Row, Table
 from diffwindow.tasks.presets import model_preset
@@ -61,8 +60,9 @@ def cost(experiment: Experiment, row: Row) -> Cost:
 def _cost(preset: str, overrides: tuple[str, ...], attention: str, vocab_size: int | None) -> Cost:
     config = resolve(preset, overrides, {"attention": attention})
     vocabulary = {"vocab_size": vocab_size} if vocab_size else {}
-    model = read_config(model_preset(preset).model_dump() | config.model_options | vocabulary)
-    parameters = count_parameters(model)
+    base = model_preset(preset)
+    model = type(base)(**base.model_dump() | config.model_options | vocabulary)
+    parameters = model.count_parameters()
     if config.task.kind == "classification":
         # its embedding is only looked up; the other models make their logits with it
         parameters -= model.vocab_size * model.embed_dim

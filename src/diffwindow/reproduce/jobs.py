@@ -107,7 +107,6 @@ def run(job: Job) -> str | None:
 def _run(job: Job) -> Result:
     from diffwindow.decoding import Decoding
     from diffwindow.evaluation.evaluate import evaluate
-    from diffwindow.models.build import count_parameters
     from diffwindow.models.weights import verify
     from diffwindow.tasks.model_folder import ModelFolder
     from diffwindow.training.config import MODEL
@@ -145,7 +144,7 @@ def _run(job: Job) -> Result:
         "also": {
             split: {"value": figure(job.column, metrics[split]), "metrics": metrics[split]} for split in also
         },
-        "parameters": count_parameters(trained.model.config),
+        "parameters": trained.model.config.count_parameters(),
         "updates": verify(job.folder / MODEL)["update"],
         "updates_per_s": _speed(job.folder),
         "seconds_of_last_start": round(time.monotonic() - started, 1),

@@ -16,7 +16,6 @@ from diffwindow.data.store import Store
 from diffwindow.data.tokenizer import Tokenizer
 from diffwindow.files import check_folder_place, read_json, sha256_of, write_atomically, write_json
 from diffwindow.messages import check_choice
-from diffwindow.models.build import MODELS
 from diffwindow.models.classifier import Classifier
 from diffwindow.models.model import MODEL_CONFIG, TOKENIZER, Folder, Model, read_fields, write_model_files
 from diffwindow.models.weights import (
@@ -29,7 +28,7 @@ from diffwindow.models.weights import (
 )
 from diffwindow.tasks.classification import Classification
 from diffwindow.tasks.options import TaskOptions, options_of
-from diffwindow.tasks.registry import AnyTask, task_of
+from diffwindow.tasks.registry import MODELS, AnyTask, task_of
 
 TASK = "task.json"
 

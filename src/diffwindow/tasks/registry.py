@@ -4,15 +4,21 @@ from dataclasses import fields
 from typing import Any
 
 from diffwindow.data.store import Store
-from diffwindow.models.classifier import ClassifierConfig
+from diffwindow.models.classifier import Classifier, ClassifierConfig
 from diffwindow.models.config import ModelConfig
-from diffwindow.models.language_model import LanguageModelConfig
-from diffwindow.models.translator import TranslatorConfig
+from diffwindow.models.language_model import LanguageModel, LanguageModelConfig
+from diffwindow.models.model import Model
+from diffwindow.models.translator import Translator, TranslatorConfig
 from diffwindow.tasks.classification import Classification
 from diffwindow.tasks.language_modeling import LanguageModeling
 from diffwindow.tasks.options import TaskOptions
 from diffwindow.tasks.translation import Translation
 
+MODELS: dict[str, type[Model[Any]]] = {
+    "translator": Translator,
+    "language_model": LanguageModel,
+    "classifier": Classifier,
+}
 AnyTask = Translation | Classification | LanguageModeling
 TASKS: dict[str, tuple[type[AnyTask], type[ModelConfig]]] = {
     "translation": (Translation, TranslatorConfig),
