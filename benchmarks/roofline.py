@@ -15,13 +15,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from diffwindow.kernels.triton_blocks import TABLE, Block, Blocks, for_threshold
+from diffwindow.kernels.triton_blocks import DEFAULTS, Block, Blocks, default_blocks
 from diffwindow.ops import Boundaries, window_attention
 
 
 class Gpu(NamedTuple):
     name: str
-    target: str  # of the table of block sizes
     matrix_flops: float  # 16-bit products per second, dense
     exponentials: float  # per second
     operations: float  # fp32 instructions per second, an FMA being one
@@ -31,8 +30,8 @@ class Gpu(NamedTuple):
 
 # Data sheets; exponentials are 16 per clock and multiprocessor; cache bandwidth as microbenchmarks report it.
 GPUS = (
-    Gpu("A100", "sm_80", 312e12, 108 * 16 * 1.41e9, 9.75e12, 2.0e12, 4.5e12),
-    Gpu("H100", "sm_90", 989e12, 132 * 16 * 1.83e9, 33.5e12, 3.35e12, 6.5e12),
+    Gpu("A100", 312e12, 108 * 16 * 1.41e9, 9.75e12, 2.0e12, 4.5e12),
+    Gpu("H100", 989e12, 132 * 16 * 1.83e9, 33.5e12, 3.35e12, 6.5e12),
 )
 # Share of the peak that tiled kernels of this kind reach in their products, here and in FlashAttention-2.
 EFFICIENCY = 0.6
@@ -89,11 +88,10 @@ class Problem(NamedTuple):
         return self.heads * self.keys**2
 
 
-def blocks_of(gpu: Gpu, kind: str, p: Problem) -> Blocks:
+def blocks_of(kind: str, p: Problem) -> Blocks:
     """Return the kernels' block sizes."""
-    widest = max(p.head_dim, p.boundary_dim)
-    blocks = next(blocks for width, blocks in TABLE[gpu.target]["fp16"].items() if widest <= width)
-    return for_threshold(blocks) if p.tolerance > 0 or kind == "normalised" else blocks
+    row_bytes = 2 * max(p.head_dim, p.boundary_dim)
+    return default_blocks(row_bytes, threshold=p.tolerance > 0 or kind == "normalised")
 
 
 def reached(block: Block, p: Problem) -> float:
@@ -202,7 +200,7 @@ def show(p: Problem) -> None:
 
 
 def row(gpu: Gpu, kind: str, step: str, p: Problem, eager: float) -> None:
-    blocks = blocks_of(gpu, kind, p)
+    blocks = blocks_of(kind, p)
     counts = [work(kernel, kind, getattr(blocks, kernel), p) for kernel in STEPS[step]]
     units = computing(counts, p, gpu)
     in_memory, in_cache = traffic(kind, step, blocks, p)
@@ -230,7 +228,7 @@ def main() -> None:
         "--tolerance", type=float, default=0.0, help="the window_tolerance; without one no tiles are skipped"
     )
     chosen = parser.parse_args()
-    widest = max(TABLE["sm_80"]["fp16"])
+    widest = max(DEFAULTS) // 2
     if not 0 < chosen.head_dim <= widest or not 0 <= (chosen.boundary_dim or 0) <= widest:
         parser.error(f"the kernels take heads and boundaries of 1 to {widest}")
     if not 0 < chosen.width <= 1:

@@ -20,7 +20,7 @@ from samples.configurations import (
 from samples.dropout import check_dropout
 
 triton_launch = pytest.importorskip("diffwindow.kernels.triton_launch", reason="triton is not installed")
-from diffwindow.kernels import triton, triton_backward, triton_blocks, triton_report  # noqa: E402
+from diffwindow.kernels import triton, triton_backward, triton_blocks, triton_forward  # noqa: E402
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU runs them instead, see test_gpu.py")
 
@@ -243,8 +243,10 @@ def test_no_kernel_is_compiled_again_for_another_length():
         return triton_launch.describe(call, triton_blocks.INTERPRETED.forward, 1)[0].shape
 
     assert sizes(1) == sizes(100) == sizes(128)
-    for name, kernel in triton_report.kernels().items():
-        lengths = ("query_count", "key_count") if name == "forward" else triton_backward.LENGTHS
+    kernels = (triton_forward.forward_kernel, triton_backward.query_kernel, triton_backward.key_kernel)
+    for kernel, lengths in zip(
+        kernels, (("query_count", "key_count"), *(triton_backward.LENGTHS,) * 2), strict=True
+    ):
         assert set(lengths) == set(kernel.kwargs["do_not_specialize"])
 
 

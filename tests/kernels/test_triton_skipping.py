@@ -1,7 +1,6 @@
 """Windows with a tolerance, and normalised ones, in the Triton kernels: results, and skipped tiles."""
 
 import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +11,7 @@ from samples.dropout import check_dropout
 pytest.importorskip("diffwindow.kernels.triton_launch", reason="triton is not installed")
 from triton.runtime import interpreter
 
+from benchmarks import roofline
 from diffwindow.kernels import triton_blocks
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU runs them instead, see test_gpu.py")
@@ -165,18 +165,12 @@ def test_products_are_skipped_where_no_window_reaches(kind, places, tiles, monke
 
 
 @pytest.mark.parametrize("kind", CALLS)
-def test_the_roofline_counts_the_same_products(kind, monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
-    import roofline
-
+def test_the_roofline_counts_the_same_products(kind):
     counts = zip(*(roofline.OURS[kernel, kind] for kernel in ("forward", "query", "key")), strict=True)
     assert tuple(sum(each.pointers + each.heads for each in side) for side in counts) == PRODUCTS[kind]
 
 
-def test_the_roofline_counts_the_tiles_that_a_block_reaches(monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
-    import roofline
-
+def test_the_roofline_counts_the_tiles_that_a_block_reaches():
     # Windows of 10 keys that start at any key, for blocks of 3 queries and tiles of 4 keys.
     block, keys = triton_blocks.Block(3, 4, 1, 1), 1000
     reached = [(start + 2 + 10 - 1) // 4 - start // 4 + 1 for start in range(4)]

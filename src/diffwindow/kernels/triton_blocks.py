@@ -1,6 +1,5 @@
 """How much of a call a program of the Triton kernels takes, and how to tune that."""
 
-import functools
 import os
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -28,70 +27,41 @@ class Blocks(NamedTuple):
     key: Block
 
 
-# NVIDIA's matrix units do not take fp32; AMD's do. None of these has been tuned.
-_NVIDIA = {
-    "fp16": {
-        64: Blocks(Block(64, 32, 4, 2), Block(32, 32, 8, 1), Block(32, 32, 8, 2)),
-        128: Blocks(Block(32, 32, 8, 2), Block(16, 32, 8, 1), Block(16, 32, 8, 1)),
-        256: Blocks(Block(16, 32, 8, 1), Block(16, 16, 8, 1), Block(16, 16, 8, 1)),
-    },
-    "fp32": {
-        64: Blocks(Block(32, 32, 8, 1), Block(16, 32, 8, 1), Block(16, 32, 8, 1)),
-        128: Blocks(Block(16, 16, 8, 1), Block(16, 16, 8, 1), Block(16, 16, 8, 1)),
-    },
+# By the bytes of a row of the widest head. Chosen so that programs fit the registers and the shared memory of
+# the GPUs in `benchmarks/triton_report.py`; none has been timed on a GPU.
+DEFAULTS = {
+    128: Blocks(Block(64, 32, 4, 2), Block(32, 32, 8, 1), Block(32, 32, 8, 2)),
+    256: Blocks(Block(32, 32, 8, 1), Block(16, 32, 8, 1), Block(16, 32, 8, 1)),
+    512: Blocks(Block(16, 16, 8, 1), Block(16, 16, 8, 1), Block(16, 16, 8, 1)),
 }
-_AMD = {
-    "fp16": {
-        64: Blocks(Block(64, 32, 4, 2), Block(32, 32, 4, 1), Block(32, 32, 4, 1)),
-        128: Blocks(Block(32, 32, 4, 1), Block(16, 32, 4, 1), Block(16, 32, 4, 1)),
-        256: Blocks(Block(16, 32, 4, 1), Block(16, 16, 4, 1), Block(16, 16, 4, 1)),
-    },
-    "fp32": {
-        64: Blocks(Block(32, 32, 4, 1), Block(16, 32, 4, 1), Block(16, 32, 4, 1)),
-        128: Blocks(Block(16, 16, 4, 1), Block(16, 16, 4, 1), Block(16, 16, 4, 1)),
-    },
-}
-# By target, type and widest head; the first width that is wide enough counts. What limits the tiles is
-# registers: `triton_report` shows them.
-TABLE: dict[str, dict[str, dict[int, Blocks]]] = {"sm_80": _NVIDIA, "sm_90": _NVIDIA, "gfx942": _AMD}
-# The widest heads for which 16-bit kernels are known to keep all they work on in registers.
-NO_SPILLS_UP_TO = {"sm_80": 128, "sm_90": 128, "gfx942": 256}
 # Small, so that short inputs cross from tile to tile.
 INTERPRETED = Blocks(Block(32, 16, 4, 1), Block(32, 16, 4, 1), Block(32, 16, 4, 1))
+
+
+def default_blocks(row_bytes: int, *, threshold: bool) -> Blocks:
+    """Return the blocks for heads of so many bytes per row, and for windows with or without a threshold."""
+    blocks = next(blocks for most, blocks in DEFAULTS.items() if row_bytes <= most)
+    # skipping tiles or not: both branches must fit the registers
+    return blocks._replace(key=blocks.key._replace(rows=16, stages=1)) if threshold else blocks
 
 
 def choose(call: Call) -> Blocks:
     """Choose the blocks for a call."""
     if interpreted():
         return INTERPRETED
-    table = TABLE[target(call.q.device)]["fp32" if call.q.dtype == torch.float32 else "fp16"]
-    widest = max(x.shape[-1] for x in call.differentiable.values())
-    blocks = next(blocks for width, blocks in table.items() if widest <= width)
-    blocks = for_threshold(blocks) if call.threshold > 0 else blocks
+    widest = max(x.shape[-1] * x.element_size() for x in call.differentiable.values())
+    blocks = default_blocks(widest, threshold=call.threshold > 0)
     if call.q.shape[2] > 16:
         return blocks
     # for few queries, the smallest block that a matrix instruction takes
     return blocks._replace(forward=blocks.forward._replace(rows=16))
 
 
-def for_threshold(blocks: Blocks) -> Blocks:
-    """Return blocks for windows with a threshold: both branches, skipping or not, must fit the registers."""
-    return blocks._replace(key=blocks.key._replace(rows=16, stages=1))
-
-
-@functools.cache
-def target(device: torch.device) -> str:
-    """Name the entry of the table for a GPU: the newest that it can do all of."""
-    if torch.version.hip:
-        return "gfx942"
-    return "sm_90" if torch.cuda.get_device_capability(device)[0] >= 9 else "sm_80"
-
-
 _fastest: dict[tuple[Any, ...], Blocks] = {}
 
 
 def tuned(name: str, call: Call, run: Callable[[Blocks], None]) -> Blocks:
-    """Return the blocks with which `run` is fastest, or those of the table if tuning is off."""
+    """Return the blocks with which `run` is fastest, or the default if tuning is off."""
     default = choose(call)
     if os.environ.get("DIFFWINDOW_TUNE", "0") != "1":
         return default
@@ -126,7 +96,7 @@ def kind_of(call: Call) -> tuple[Any, ...]:
 
 
 def candidates(name: str, default: Blocks) -> Iterator[Blocks]:
-    """Vary the blocks of the table: theirs first, then larger tiles and other numbers of warps."""
+    """Vary the default: first as it is, then with larger tiles and other numbers of warps."""
     yield default
     for rows in (1, 2):
         for keys in (1, 2):

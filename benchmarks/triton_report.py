@@ -1,7 +1,7 @@
 """Compile the Triton kernels ahead of time, without a GPU, and print what they would use of one.
 
-python -m diffwindow.kernels.triton_report
-python -m diffwindow.kernels.triton_report --target sm_90 --width 64 --json
+python benchmarks/triton_report.py
+python benchmarks/triton_report.py --target sm_90 --width 64 --json
 """
 
 import argparse
@@ -17,13 +17,16 @@ import torch
 
 from diffwindow.kernels.operator import Call
 from diffwindow.kernels.triton import import_failure, interpreted
+from diffwindow.kernels.triton_blocks import default_blocks
 
 KERNELS = ("forward", "query", "key")
 KINDS = ("multiplicative", "additive")
 # What a call asks for: causal attention by token, every option at once, segments longer than a tile, or a
 # window with a tolerance and pointers of width 8, as it is or normalised.
 OPTIONS = ("plain", "all", "long", "tolerance", "normalised")
-DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+DTYPES = {"fp16": torch.float16, "fp32": torch.float32}
+# the widest heads of each size of blocks
+WIDTHS = {"fp16": (64, 128, 256), "fp32": (64, 128)}
 POINTERS = {**DTYPES, "u8": torch.uint8, "i64": torch.int64}
 
 
@@ -49,7 +52,7 @@ TARGETS = {
 
 
 class Entry(NamedTuple):
-    """A kernel to compile: an entry of the block-size table, for one kind of window and one type."""
+    """A kernel to compile for one GPU, one kind of window, one width of heads and one type."""
 
     target: str
     kernel: str
@@ -80,14 +83,12 @@ class Usage(NamedTuple):
 
 
 def entries(chosen: dict[str, object]) -> list[Entry]:
-    """List the entries of the block-size table whose fields are as chosen; None means any."""
-    from diffwindow.kernels.triton_blocks import TABLE
-
+    """List the kernels whose fields are as chosen; None means any."""
     every = [
         Entry(target, kernel, kind, width, dtype)
-        for target, by_dtype in TABLE.items()
-        for dtype, by_width in by_dtype.items()
-        for width in by_width
+        for target in TARGETS
+        for dtype, widths in WIDTHS.items()
+        for width in widths
         for kind in KINDS
         for kernel in KERNELS
     ]
@@ -102,12 +103,9 @@ def entries(chosen: dict[str, object]) -> list[Entry]:
 
 
 def measure(entry: Entry) -> Usage:
-    """Compile the default blocks of an entry and read off what it uses."""
-    from diffwindow.kernels.triton_blocks import TABLE, for_threshold
-
-    blocks = TABLE[entry.target][entry.dtype][entry.width]
-    blocks = for_threshold(blocks) if example(entry).threshold > 0 else blocks
-    block = getattr(blocks, entry.kernel)
+    """Compile a kernel with its default blocks and read off what it uses."""
+    row_bytes = entry.width * DTYPES[entry.dtype].itemsize
+    block = getattr(default_blocks(row_bytes, threshold=example(entry).threshold > 0), entry.kernel)
     target = TARGETS[entry.target]
     compiled, log = compile_kernel(entry, block)
     registers, spills = _registers(compiled, log)
@@ -274,7 +272,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--target", choices=TARGETS, help="only this GPU architecture")
     parser.add_argument("--kernel", choices=KERNELS, help="only this kernel")
     parser.add_argument("--kind", choices=KINDS, help="only this kind of window")
-    parser.add_argument("--width", type=int, help="only the entries for heads of this width")
+    parser.add_argument("--width", type=int, help="only heads of this width")
     parser.add_argument("--type", choices=("fp16", "fp32"), dest="dtype", help="only 16-bit or 32-bit inputs")
     parser.add_argument("--options", choices=OPTIONS, help="what the call asks for, plain unless given")
     parser.add_argument("--json", action="store_true", help="print one JSON object per line")
@@ -284,8 +282,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     wanted = entries({name: getattr(chosen, name) for name in Entry._fields})
     if not wanted:
-        print(f"the table has no entry for width {chosen.width}", file=sys.stderr)
-        return 1
+        parser.error(f"nothing is compiled for --width {chosen.width}; widths are {WIDTHS}")
     if not chosen.json:
         print(
             "target  kernel   kind            width type  rows keys warps stages"
