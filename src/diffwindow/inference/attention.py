@@ -108,8 +108,7 @@ def trace_example(trained: ModelFolder, example: Example) -> AttentionTrace:
             model.encode(torch.tensor([ids], device=device))
         else:
             assert isinstance(model, LanguageModel)
-            # in running text, a line follows the end token of the line before
-            ids = [BOS if trained.record.options.block_size is None else EOS, *example.ids]
+            ids = [trained.opening, *example.ids]
             model.hidden(torch.tensor([ids], device=device))
     if isinstance(model, Translator):
         assert example.target is not None

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from diffwindow.inference.attention import attention_trace
 from diffwindow.models.classifier import Classifier
 from diffwindow.models.language_model import LanguageModel
 from diffwindow.models.loss import token_log_probs
-from diffwindow.models.model import evaluating
+from diffwindow.models.model import Model, evaluating
 from diffwindow.models.translator import Translator
 from diffwindow.special_tokens import BOS, EOS
 from diffwindow.tasks.model_folder import ModelFolder
@@ -149,20 +149,33 @@ class LoadedModel:
 
         A target is forced: each of its tokens is scored after those before it.
         """
-        if isinstance(self.members[0].model, Translator):
-            return self._score_pairs(texts, progress)
-        model = self._only(LanguageModel, "score texts")
-        # a model of running text has seen lines begin after the end of another
-        opening = BOS if self.members[0].record.options.block_size is None else EOS
-        rows = self.members[0].encode(_texts(texts), "text")
+        member = self.members[0]
+        model: Translator | Ensemble | LanguageModel
+        if isinstance(member.model, Translator):
+            model = self._translator("score pairs")
+            sources, targets = _pair_columns(texts)
+            read = [[[*ids, EOS] for ids in member.encode(_texts(sources), "source")]]
+            rows, opening = member.encode(_texts(targets), "target"), BOS
+        else:
+            model = self._only(LanguageModel, "score texts")
+            read, rows, opening = [], member.encode(_texts(texts), "text"), member.opening
+        models: list[Any] = model.translators() if isinstance(model, Ensemble) else [model]
 
         def work(indices: list[int]) -> list[Score]:
-            tokens, labels = _shifted([rows[index] for index in indices], opening, device)
-            log_probs = token_log_probs(model.hidden(tokens), model.embedding.weight, labels)
-            return [self._scored(rows[index], row) for index, row in zip(indices, log_probs, strict=True)]
+            chosen = [rows[index] for index in indices]
+            sources = [padded([field[index] for index in indices], device) for field in read]
+            tokens = padded([[opening, *ids] for ids in chosen], device)
+            labels = padded([[*ids, EOS] for ids in chosen], device)
+            log_probs = mean_log_probs(
+                [
+                    token_log_probs(one.hidden(*sources, tokens), one.embedding.weight, labels)
+                    for one in models
+                ]
+            )
+            return [self._scored(ids, row) for ids, row in zip(chosen, log_probs, strict=True)]
 
         with evaluating(model) as device:
-            return _by_length([rows], work, progress)
+            return _by_length([*read, rows], work, progress)
 
     def generate(self, prompt: str = "", decoding: Decoding | None = None) -> list[str]:
         """Return texts that continue a prompt, likeliest first; one of up to 50 tokens by default."""
@@ -181,27 +194,6 @@ class LoadedModel:
         if len(self.members) > 1:
             raise ValueError("an ensemble has no attention of its own; load one of its models")
         return attention_trace(self.members[0], text, target=target, decoding=self.decoding)
-
-    def _score_pairs(self, pairs: Sequence[str | tuple[str, str]], progress: ReportDone) -> list[Score]:
-        model = self._translator("score pairs")
-        translators = model.translators() if isinstance(model, Ensemble) else [model]
-        sources, targets = _pair_columns(pairs)
-        given = [[*ids, EOS] for ids in self.members[0].encode(_texts(sources), "source")]
-        rows = self.members[0].encode(_texts(targets), "target")
-
-        def work(indices: list[int]) -> list[Score]:
-            source = padded([given[index] for index in indices], device)
-            tokens, labels = _shifted([rows[index] for index in indices], BOS, device)
-            log_probs = mean_log_probs(
-                [
-                    token_log_probs(one.hidden(source, tokens), one.embedding.weight, labels)
-                    for one in translators
-                ]
-            )
-            return [self._scored(rows[index], row) for index, row in zip(indices, log_probs, strict=True)]
-
-        with evaluating(model) as device:
-            return _by_length([given, rows], work, progress)
 
     def _scored(self, ids: Sequence[int], log_probs: Tensor) -> Score:
         by_token = log_probs[: len(ids) + 1].tolist()
@@ -230,8 +222,8 @@ def _check_ensemble(members: Sequence[ModelFolder]) -> None:
             raise ValueError(f"{other.path} has another vocabulary than {first.path}; an ensemble shares one")
 
 
-def _named(model: nn.Module) -> str:
-    return {Classifier: "classifier", LanguageModel: "language model", Translator: "translator"}[type(model)]
+def _named(model: Model[Any]) -> str:
+    return str(model.config.model).replace("_", " ")
 
 
 def _texts(texts: Sequence[object]) -> list[str]:
@@ -253,14 +245,6 @@ def _pair_columns(pairs: Sequence[str | tuple[str, str]]) -> tuple[list[str], li
         for column, text in zip(columns, pair, strict=True):
             column.append(text)
     return columns
-
-
-def _shifted(rows: Sequence[Sequence[int]], opening: int, device: str) -> tuple[Tensor, Tensor]:
-    """Return what a decoder reads, the opening first, and what it predicts, the end last."""
-    return (
-        padded([[opening, *ids] for ids in rows], device),
-        padded([[*ids, EOS] for ids in rows], device),
-    )
 
 
 def _by_length(

@@ -26,6 +26,7 @@ from diffwindow.models.weights import (
     verify,
     write_folder,
 )
+from diffwindow.special_tokens import BOS, EOS
 from diffwindow.tasks.classification import Classification
 from diffwindow.tasks.options import TaskOptions, options_of
 from diffwindow.tasks.registry import MODELS, AnyTask, task_of
@@ -153,6 +154,11 @@ class ModelFolder:
         check_language(language, field)
         languages = self.record.languages | {field: language}
         return replace(self, record=self.record.model_copy(update={"languages": languages}))
+
+    @property
+    def opening(self) -> int:
+        """The token that a language model reads before a text: in running text, the end of another."""
+        return BOS if self.record.options.block_size is None else EOS
 
     def encode(self, texts: Sequence[str], field: str) -> list[list[int]]:
         """Encode texts of a field as its corpus was, through Moses if that was."""
