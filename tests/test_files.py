@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from diffwindow.files import (
-    locked,
+    lock_folder,
     make_folder,
     open_within,
     read_json,
@@ -115,7 +115,8 @@ def test_damaged_json_is_named(tmp_path, content):
 
 
 def test_a_folder_is_one_process_at_a_time(tmp_path):
-    with locked(tmp_path), pytest.raises(ValueError, match="another process is at work in"), locked(tmp_path):
+    busy = pytest.raises(ValueError, match="another process is at work in")
+    with lock_folder(tmp_path), busy, lock_folder(tmp_path):
         pass
-    with locked(tmp_path):
+    with lock_folder(tmp_path):
         pass

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from diffwindow.messages import check_choice, did_you_mean, quoted
+from diffwindow.messages import check_choice, did_you_mean, quote
 
 Expectation = Literal["paper", "exact"]
 EXPECTATIONS: tuple[str, ...] = get_args(Expectation)
@@ -165,19 +165,19 @@ def check_options(q: Tensor, k: Tensor, options: Options, *, additive: bool) -> 
 def check_bool(name: str, value: object) -> None:
     """Raise unless `value` is True or False."""
     if not isinstance(value, bool):
-        raise TypeError(f"{name}={quoted(value)} is not a bool; pass True or False")
+        raise TypeError(f"{name}={quote(value)} is not a bool; pass True or False")
 
 
 def check_number(name: str, value: object) -> None:
     """Raise unless `value` is an int or a float, or a traced one."""
     if isinstance(value, bool) or not isinstance(value, int | float | torch.SymInt | torch.SymFloat):
-        raise TypeError(f"{name}={quoted(value)} is not a number; pass an int or a float")
+        raise TypeError(f"{name}={quote(value)} is not a number; pass an int or a float")
 
 
 def check_whole(name: str, value: object) -> None:
     """Raise unless `value` is an int, or a traced one."""
     if isinstance(value, bool) or not isinstance(value, int | torch.SymInt):
-        raise TypeError(f"{name}={quoted(value)} is not an integer")
+        raise TypeError(f"{name}={quote(value)} is not an integer")
 
 
 def check_tensor(name: str, x: object) -> None:
@@ -201,7 +201,7 @@ def check_floats(name: str, x: object) -> None:
 def check_float_type(name: str, dtype: object) -> None:
     """Raise unless windows are computed in `dtype`."""
     if dtype not in FLOATS:
-        raise TypeError(f"{name} is {quoted(dtype)}; pass {', '.join(map(str, FLOATS[:-1]))} or {FLOATS[-1]}")
+        raise TypeError(f"{name} is {quote(dtype)}; pass {', '.join(map(str, FLOATS[:-1]))} or {FLOATS[-1]}")
 
 
 def check_mask(name: str, mask: object) -> None:

@@ -155,7 +155,7 @@ def parse_json(content: str | bytes, place: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def lock_folder(folder: Path) -> Iterator[None]:
     """Lock a folder inside the context; raise if another process has locked it.
 
     On a file system without locks, do nothing.

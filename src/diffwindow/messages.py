@@ -32,10 +32,10 @@ def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
         return
     near = nearest(str(value), choices)
     hint = "" if near is None else f"; did you mean {near!r}?"
-    raise ValueError(f"{name}={quoted(value)} is not one of {', '.join(map(repr, choices))}{hint}")
+    raise ValueError(f"{name}={quote(value)} is not one of {', '.join(map(repr, choices))}{hint}")
 
 
-def quoted(value: object, limit: int = 80) -> str:
+def quote(value: object, limit: int = 80) -> str:
     """Return a value as it is quoted in a message: on one line, and cut short if it is long."""
     text = " ".join(line.strip() for line in repr(value).splitlines())
     return text if len(text) <= limit else f"{text[:limit]}…"

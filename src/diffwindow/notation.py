@@ -22,7 +22,7 @@ from typing import Literal, NoReturn
 from diffwindow.attention.base import ROLES, Role
 from diffwindow.attention.kinds import GLOBAL, KINDS, OPTIONS, RELATIVE_SIZE, SEGMENT_SIZE, Attention
 from diffwindow.checks import check_whole
-from diffwindow.messages import check_choice, did_you_mean, quoted
+from diffwindow.messages import check_choice, did_you_mean, quote
 
 __all__ = [
     "GLOBAL",
@@ -51,7 +51,7 @@ class Term:
         check_choice("role", self.role, ROLES)
         if not isinstance(self.attention, Attention):
             raise TypeError(
-                f"attention={quoted(self.attention)} is not an Attention; parse_attention reads one from text"
+                f"attention={quote(self.attention)} is not an Attention; parse_attention reads one from text"
             )
         if self.layers is None or self.layers == "all":
             return
@@ -92,7 +92,7 @@ class Plan:
         """Raise unless the terms are a tuple of them."""
         if not (isinstance(self.terms, tuple) and all(isinstance(term, Term) for term in self.terms)):
             raise TypeError(
-                f"terms={quoted(self.terms)} is not a tuple of Term; parse_attention reads a plan from text"
+                f"terms={quote(self.terms)} is not a tuple of Term; parse_attention reads a plan from text"
             )
 
     def attentions(self, role: Role, num_layers: int) -> tuple[Attention, ...]:
@@ -125,7 +125,7 @@ class NotationError(ValueError):
 def parse_attention(text: str) -> Plan:
     """Read a notation; a mistake raises a NotationError with a caret under it and a suggestion."""
     if not isinstance(text, str):
-        raise TypeError(f"a notation is a str, as 'Enc(AW)', not {quoted(text)}")
+        raise TypeError(f"a notation is a str, as 'Enc(AW)', not {quote(text)}")
     if text.strip() == GLOBAL.kind:
         return Plan()
     scanner = _Scanner(text)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from diffwindow.cli import main
-from diffwindow.files import locked
+from diffwindow.files import lock_folder
 from diffwindow.models.classifier import Classifier
 from diffwindow.models.language_model import LanguageModel
 from diffwindow.models.translator import Translator
@@ -224,7 +224,7 @@ def test_an_average_leaves_the_final_model_and_other_folders_alone(call, run):
 
 
 def test_two_runs_do_not_share_a_folder(call, run):
-    with locked(Path(run)):
+    with lock_folder(Path(run)):
         code, said = call("train", run)
     assert (code, "another process is at work in run" in said) == (2, True)
 

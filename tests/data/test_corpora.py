@@ -35,7 +35,7 @@ def test_downloaded_files_are_what_the_recipe_reads(name, tmp_path):
         return [HUB_ROWS[path]] * 30
 
     assert set(download(corpus_of(name), tmp_path, load=load).values()) == {30}
-    recipe = recipe_of(name, tmp_path).adjusted(vocab_size=300, moses=None)
+    recipe = recipe_of(name, tmp_path).adjust(vocab_size=300, moses=None)
     # the hub's one text lands on one side of a division by hash; the other is empty
     filled = {split: source for split, source in recipe.splits.items() if list(source.read(Audit()))}
     assert "test" in filled or "valid" in filled

@@ -208,26 +208,26 @@ def pairs(tmp_path):
 
 
 def test_languages_are_recorded_and_used_by_moses(pairs, tmp_path):
-    known = pairs.adjusted(languages={"source": "en", "target": "fr"}, moses="auto")
+    known = pairs.adjust(languages={"source": "en", "target": "fr"}, moses="auto")
     store = prepare(known, tmp_path / "store")
     assert store.languages == {"source": "en", "target": "fr"}
     assert store.manifest.settings.moses == store.languages
     assert prepare(pairs, tmp_path / "unknown").languages == {}
     # what Moses is told is known too
-    assert pairs.adjusted(moses="en,fr").languages == {"source": "en", "target": "fr"}
+    assert pairs.adjust(moses="en,fr").languages == {"source": "en", "target": "fr"}
 
 
 def test_unknown_and_misspelled_languages_are_named(pairs):
     with pytest.raises(ValueError, match="moses=auto needs the language of target, which is unknown"):
-        pairs.adjusted(languages={"source": "en"}, moses="auto")
+        pairs.adjust(languages={"source": "en"}, moses="auto")
     with pytest.raises(ValueError, match="the language 'French' of the target is not a code such as"):
-        pairs.adjusted(languages={"target": "French"})
+        pairs.adjust(languages={"target": "French"})
 
 
 def test_a_small_corpus_gets_a_small_vocabulary(pairs, tmp_path):
     store = prepare(pairs, tmp_path / "store")
     assert store.manifest.settings.vocabulary.size == 1024
-    assert prepare(pairs.adjusted(vocab_size=300), tmp_path / "other").tokenizer.vocab_size <= 300
+    assert prepare(pairs.adjust(vocab_size=300), tmp_path / "other").tokenizer.vocab_size <= 300
 
 
 def test_two_spellings_of_a_label_are_one_class_unless_asked(tmp_path):

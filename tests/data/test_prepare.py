@@ -17,7 +17,7 @@ from diffwindow.data.readers import Columns
 from diffwindow.data.recipe import Recipe, Source, Vocabulary
 from diffwindow.data.store import MEMORY, Store, is_store
 from diffwindow.data.synthetic import reorder
-from diffwindow.files import locked
+from diffwindow.files import lock_folder
 
 CHUNK_ROWS = 256
 ROWS = 3 * CHUNK_ROWS + 100
@@ -104,7 +104,7 @@ def test_other_settings_start_again(pairs, tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         prepare(recipe(pairs), out, progress=interrupt)
-    other = recipe(pairs).adjusted(vocab_size=300, moses=None)
+    other = recipe(pairs).adjust(vocab_size=300, moses=None)
     assert prepare(other, out).tokenizer.vocab_size == 300
 
 
@@ -148,7 +148,7 @@ def test_another_seed_or_size_starts_again(tmp_path):
 
 def test_one_process_at_a_time(pairs, tmp_path):
     (tmp_path / "out.partial").mkdir()
-    with locked(tmp_path / "out.partial"), pytest.raises(ValueError, match="another process is at work"):
+    with lock_folder(tmp_path / "out.partial"), pytest.raises(ValueError, match="another process is at work"):
         prepare(recipe(pairs), tmp_path / "out")
     prepare(recipe(pairs), tmp_path / "out")
 
@@ -207,7 +207,7 @@ def test_a_finished_store_of_other_settings_or_files_is_told(pairs, tmp_path):
     with pytest.raises(
         ValueError, match=r"out exists already, and was made with moses=\{\}, not \{'source': 'en'"
     ):
-        prepare(recipe(pairs).adjusted(moses="en,de"), out)
+        prepare(recipe(pairs).adjust(moses="en,de"), out)
     with pytest.raises(ValueError, match="and was made with skip_bad=False, not True; remove it or choose"):
         prepare(recipe(pairs), out, skip_bad=True)
     swapped = {"train": two_files(pairs / "train.xx", pairs / "train.en")}
@@ -261,10 +261,10 @@ def test_given_tokenizer_is_kept(pairs, whole, tmp_path):
 def test_moses_separates_punctuation(tmp_path):
     (tmp_path / "a.txt").write_text("It isn't far.\n" * 3)
     plain = Recipe("a", "lm", {"train": plain_text(tmp_path / "a.txt")}, Vocabulary("words", None))
-    store = prepare(plain.adjusted(vocab_size=None, moses="en"), tmp_path / "out")
+    store = prepare(plain.adjust(vocab_size=None, moses="en"), tmp_path / "out")
     assert store.tokenizer.decode(store.split("train")[0]["text"]) == "It isn 't far ."
     with pytest.raises(ValueError, match="moses=en,de names 2 languages for the fields text"):
-        plain.adjusted(vocab_size=None, moses="en,de")
+        plain.adjust(vocab_size=None, moses="en,de")
 
 
 def test_dry_run_estimates_and_writes_nothing(pairs, whole):

@@ -25,7 +25,7 @@ def write(path, lines):
 
 def saved(recipe, folder, **languages):
     """Save an untrained model of a corpus, and open it again with its store."""
-    store = prepare(recipe.adjusted(vocab_size=270, **languages), folder / "store")
+    store = prepare(recipe.adjust(vocab_size=270, **languages), folder / "store")
     task = task_of(store, model_config(store, TINY))
     ModelFolder.of(task, task.build_model(), folder / "model").write()
     return ModelFolder.read(folder / "model"), store

@@ -33,7 +33,7 @@ SMOKE = scale_of("smoke")
 
 
 def _jobs(table, columns, rows, out, seeds=(1,)):
-    jobs = jobs_of(table_of(table).chosen(columns, rows), SMOKE, seeds, out)
+    jobs = jobs_of(table_of(table).choose(columns, rows), SMOKE, seeds, out)
     make_stores(jobs, None)
     return jobs
 
@@ -98,7 +98,7 @@ def test_a_table_without_columns_at_a_scale_is_an_error(tmp_path):
 
 
 def test_learning_is_what_validations_gave_and_not_the_final_model(tmp_path):
-    table = table_of("table5").chosen(["sva"], ["Global"])
+    table = table_of("table5").choose(["sva"], ["Global"])
     jobs = jobs_of(table, SMOKE, (1, 2), tmp_path)
     for job in jobs:
         job.folder.mkdir(parents=True)
@@ -242,7 +242,7 @@ def _save_alike(job, term):
 
 
 def test_the_report_says_what_agrees_and_what_failed(tmp_path):
-    table = table_of("table5").chosen(["sva"], ["Global", "Enc(MW)", "Enc(AW)"])
+    table = table_of("table5").choose(["sva"], ["Global", "Enc(MW)", "Enc(AW)"])
     jobs = jobs_of(table, SMOKE, (1, 2), tmp_path)
     values = {"Global": (90.0, 90.2), "Enc(MW)": (91.0, 91.2), "Enc(AW)": (89.0, 89.2)}
     for job in jobs[:-1]:
@@ -268,7 +268,7 @@ def test_the_report_says_what_agrees_and_what_failed(tmp_path):
 
 
 def test_a_lower_perplexity_is_the_gain(tmp_path):
-    table = table_of("table6").chosen([], ["Global", "Dec(MW)", "Dec(AW)"])
+    table = table_of("table6").choose([], ["Global", "Dec(MW)", "Dec(AW)"])
     jobs = jobs_of(table, SMOKE, (1, 2), tmp_path)
     values = {"Global": 100.0, "Dec(MW)": 90.0, "Dec(AW)": 105.0}
     for job in jobs:
@@ -293,7 +293,7 @@ def test_a_lower_perplexity_is_the_gain(tmp_path):
 ])  # fmt: skip
 def test_the_report_says_which_model_is_evaluated(tmp_path, table, column, scale, model):
     at = scale_of(scale)
-    chosen = table_of(table).chosen([column], ["Global"])
+    chosen = table_of(table).choose([column], ["Global"])
     (job,) = jobs_of(chosen, at, (1,), tmp_path)
     assert f"; test set; {model}; gains" in markdown(findings(chosen, at, [_outcome(job, 90.0)], "…"))
 
@@ -304,7 +304,7 @@ def test_the_report_says_which_model_is_evaluated(tmp_path, table, column, scale
     ("table6", "perplexity by word"),
 ])  # fmt: skip
 def test_curves_are_labelled_by_what_validations_give(tmp_path, monkeypatch, table, label):
-    chosen = table_of(table).chosen([], ["Global"])
+    chosen = table_of(table).choose([], ["Global"])
     jobs = jobs_of(chosen, SMOKE, (1,), tmp_path)
     found = findings(chosen, SMOKE, [_outcome(job, 90.0) for job in jobs], "…")
     for column in found["columns"]:
@@ -316,7 +316,7 @@ def test_curves_are_labelled_by_what_validations_give(tmp_path, monkeypatch, tab
 
 
 def test_many_columns_stand_side_by_side(tmp_path):
-    table = table_of("tuning").chosen([], ["Global", "Enc(MW)", "Enc(AW)"])
+    table = table_of("tuning").choose([], ["Global", "Enc(MW)", "Enc(AW)"])
     jobs = jobs_of(table, SMOKE, (1,), tmp_path)
     outcomes = [
         _outcome(job, 80.0 + (job.row.attention == "Enc(AW)")) for job in jobs if job.row.key != "Enc(MW)"
@@ -337,7 +337,7 @@ def test_a_column_of_the_validation_set_never_evaluates_another(tmp_path, monkey
 
 
 def test_four_seeds_have_an_interval_over_seeds_beside_the_other(tmp_path):
-    table = table_of("table5").chosen(["sva"], ["Global", "Enc(AW)"])
+    table = table_of("table5").choose(["sva"], ["Global", "Enc(AW)"])
     jobs = jobs_of(table, SMOKE, (1, 2, 3, 4), tmp_path)
     outcomes = [_outcome(job, 90.0 + (job.row.key != "Global") * (job.seed % 2) * 2) for job in jobs]
     text = markdown(findings(table, SMOKE, outcomes, "…"))
@@ -348,7 +348,7 @@ def test_four_seeds_have_an_interval_over_seeds_beside_the_other(tmp_path):
 
 
 def test_rows_that_were_not_run_are_said_to_be(tmp_path):
-    table = table_of("table5").chosen(["sva"], [])
+    table = table_of("table5").choose(["sva"], [])
     (job, *_) = jobs_of(table, SMOKE, (1,), tmp_path)
     text = markdown(findings(table, SMOKE, [_outcome(job, 90.0)], "…"))
     assert text.count("not run") == 4
@@ -356,8 +356,8 @@ def test_rows_that_were_not_run_are_said_to_be(tmp_path):
 
 def test_a_report_keeps_what_other_commands_ran(tmp_path):
     arguments = ["reproduce", "table5", "--scale", "smoke", "--jobs", "1", "--out", str(tmp_path)]
-    (other,) = jobs_of(table_of("table5").chosen(["imdb"], ["Global"]), SMOKE, (1,), tmp_path)
-    asked = jobs_of(table_of("table5").chosen(["sva"], ["Global"]), SMOKE, (1, 2, 3), tmp_path)
+    (other,) = jobs_of(table_of("table5").choose(["imdb"], ["Global"]), SMOKE, (1,), tmp_path)
+    asked = jobs_of(table_of("table5").choose(["sva"], ["Global"]), SMOKE, (1, 2, 3), tmp_path)
     for job in (other, *asked):
         job.folder.mkdir(parents=True)
         result = _outcome(job, 90.0).result | {"settings": list(arguments_of(job))}

@@ -62,14 +62,14 @@ def test_the_models_of_table_1_have_the_counted_parameters():
 
 
 def test_a_table_keeps_the_chosen_rows_and_columns():
-    table = table_of("table5").chosen(["sva"], ["Global", "Enc(AW)"])
+    table = table_of("table5").choose(["sva"], ["Global", "Enc(AW)"])
     assert [column.name for column in table.columns] == ["sva"]
     assert [row.key for row in table.rows] == ["Global", "Enc(AW)"]
 
 
 def test_mistakes_name_what_there_is():
     with pytest.raises(ValueError, match="there is no row 'Enc'; there are Global"):
-        table_of("table5").chosen([], ["Enc"])
+        table_of("table5").choose([], ["Enc"])
     with pytest.raises(ValueError, match="did you mean 'table5'"):
         table_of("tabel5")
     with pytest.raises(ValueError, match="has no paper scale"):
@@ -79,7 +79,7 @@ def test_mistakes_name_what_there_is():
 def test_a_row_with_another_model_has_another_name():
     plain, deep = Row("a"), Row("b", overrides=("model.num_layers=3",))
     assert plain.key != deep.key
-    assert Table("t", "", (), (plain, deep)).chosen([], [deep.key]).rows == (deep,)
+    assert Table("t", "", (), (plain, deep)).choose([], [deep.key]).rows == (deep,)
 
 
 def test_a_rows_name_has_the_whole_value_of_what_it_changes():

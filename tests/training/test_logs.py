@@ -18,7 +18,7 @@ def test_a_lap_counts_its_own_updates_and_leaves_pauses_out():
     stopwatch = Stopwatch()
     for _ in range(2):
         stopwatch.count()
-    with stopwatch.paused():
+    with stopwatch.pause():
         time.sleep(0.2)
     # the first result is from before a resumed run began
     speed = stopwatch.lap([result(1.0, 100.0), result(1.0, 10.0), result(1.0, 20.0)])

@@ -17,7 +17,7 @@ from diffwindow.models.model import TOKENIZER
 from diffwindow.progress import Progress
 from diffwindow.tasks.model_folder import ModelFolder
 from diffwindow.tasks.task import Loss
-from diffwindow.training.failures import TrainingError, explained
+from diffwindow.training.failures import TrainingError, translate_exceptions
 from diffwindow.training.overrides import resolve
 from diffwindow.training.run import Run, train
 from samples.majority_task import MajorityTask, fit
@@ -130,9 +130,9 @@ def test_a_seed_out_of_range_is_named(seed):
 
 def test_storage_that_fails_is_named_without_a_guess(tmp_path):
     denied = PermissionError(errno.EACCES, "Permission denied", "state.safetensors")
-    with pytest.raises(TrainingError) as caught, explained(400, lambda: "there is no checkpoint yet"):
+    with pytest.raises(TrainingError) as caught, translate_exceptions(400, lambda: "no checkpoint yet"):
         raise denied
-    assert str(caught.value) == "state.safetensors: Permission denied; there is no checkpoint yet"
+    assert str(caught.value) == "state.safetensors: Permission denied; no checkpoint yet"
 
 
 def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:

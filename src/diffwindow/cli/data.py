@@ -125,7 +125,7 @@ def prepare(
             columns = Columns(text_column, label_column)
             recipe = _file_recipe(chosen, files, columns, form, skip_bad=skip_bad)
         known = {field: language for field, language in languages.items() if language}
-        recipe = recipe.adjusted(vocab_size=vocab_size, moses=moses, languages=known, normalization=form)
+        recipe = recipe.adjust(vocab_size=vocab_size, moses=moses, languages=known, normalization=form)
         _run(recipe, out, tokenizer, workers, skip_bad=skip_bad, dry_run=dry_run)
 
 

@@ -54,7 +54,7 @@ def reproduce(
     from diffwindow.reproduce.tables import table_of
 
     chosen_scale = scale_of(scale)
-    full_table = chosen_scale.titled(table_of(table))
+    full_table = chosen_scale.title_of(table_of(table))
     scaled_table = full_table.at(chosen_scale.experiments)
     if not columns and not scaled_table.columns:
         others = [name for name, one in SCALES.items() if full_table.at(one.experiments).columns]
@@ -63,7 +63,7 @@ def reproduce(
     command = shlex.join(["diffwindow", *sys.argv[1:]])
     # a named column must exist at this scale; without names, those of the scale are run
     base = full_table if columns else scaled_table
-    asked = jobs_of(base.chosen(split_names(columns), split_names(rows)), chosen_scale, numbers, out)
+    asked = jobs_of(base.choose(split_names(columns), split_names(rows)), chosen_scale, numbers, out)
     # a report shows every finished run, whichever part and seeds were asked for
     seeds_shown = every_seed(numbers, chosen_scale, out)
     outcomes = done_before(jobs_of(scaled_table, chosen_scale, seeds_shown, out))

@@ -112,10 +112,10 @@ class TokenBatches:
         self._position.load(state)
 
     def __len__(self) -> int:
-        return len(self._planned()[1]) - 1
+        return len(self._plan_epoch()[1]) - 1
 
     def __iter__(self) -> Iterator[NDArray[np.int64]]:
-        order, edges = self._planned()
+        order, edges = self._plan_epoch()
         batches = len(edges) - 1
         sequence = self._position.generator().permutation(batches) if self._shuffle else np.arange(batches)
         for number in self._position.walk(batches):
@@ -124,7 +124,7 @@ class TokenBatches:
 
     def padding_waste(self) -> float:
         """Return the share of padding in this epoch's batches, over all fields."""
-        order, edges = self._planned()
+        order, edges = self._plan_epoch()
         rows = np.diff(edges)
         real = padded = 0
         for field in self._fields:
@@ -133,15 +133,15 @@ class TokenBatches:
             padded += int((np.maximum.reduceat(ordered, edges[:-1]) * rows).sum()) if len(rows) else 0
         return 1 - real / padded if padded else 0.0
 
-    def _planned(self) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+    def _plan_epoch(self) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
         now = (self._position.seed, self._position.epoch)
         if self._plan is None or self._plan[:2] != now:
             self._plan = None
-            order = self._ordered()
+            order = self._sort_rows()
             self._plan = (*now, order, self._edges(order))
         return self._plan[2], self._plan[3]
 
-    def _ordered(self) -> NDArray[np.uint32]:
+    def _sort_rows(self) -> NDArray[np.uint32]:
         """Sort rows by length, last field first, equal ones in the epoch's random order."""
         order = self.kept.copy()
         if self._shuffle:

@@ -41,7 +41,7 @@ def _parallel(
     }
 
 
-def _divided(
+def _divide(
     reader: Callable[..., Iterator[Row]], names: tuple[str, ...], **shares: range
 ) -> dict[str, Files]:
     """Return splits that divide one file by the hash of a text."""
@@ -146,7 +146,7 @@ def _tatoeba(target: str, size: str) -> Corpus:
         licence="CC BY 2.0",
         origin="https://www.manythings.org/anki/ (as lines of english<TAB>translation)",
         # by the English sentence: its several translations stay together
-        splits=_divided(
+        splits=_divide(
             readers.parallel_tsv,
             (f"tatoeba/{name}", name),
             train=range(20, 1000),
@@ -216,7 +216,7 @@ def _imdb() -> Corpus:
         return (f"imdb/imdb_{split}.tsv", f"imdb_{split}.tsv", f"aclImdb/{split}", f"imdb/{split}", split)
 
     # there is no official validation split: a tenth of the training reviews
-    divided = _divided(readers.imdb, names("train"), train=range(100, 1000), valid=range(100))
+    divided = _divide(readers.imdb, names("train"), train=range(100, 1000), valid=range(100))
     return Corpus(
         "imdb",
         "classification",
@@ -345,7 +345,7 @@ _ALL = (
         licence="MIT (code)",
         origin="https://github.com/TalLinzen/rnn_agreement",
         # the shares of Linzen et al.: 9 % training, 1 % validation, 90 % test
-        splits=_divided(
+        splits=_divide(
             readers.linzen,
             (f"sva/{_LINZEN}", _LINZEN),
             train=range(90),
@@ -398,7 +398,7 @@ _ALL = (
         size="12,216 sentences",
         licence=_RESEARCH,
         origin="held-out sections of the 1B-word benchmark",
-        splits=_divided(
+        splits=_divide(
             _SENTENCES,
             ("lm1b_heldout/1b_benchmark.dev.tokens", "1b_benchmark.dev.tokens"),
             train=range(200, 1000),

@@ -78,7 +78,7 @@ def train_vocabulary(recipe: Recipe, *, skip_bad: bool, progress: Progress = SIL
             if number % stride == 0:
                 yield row
 
-    tokenizer = trained(recipe, texts_of(sampled(), recipe))
+    tokenizer = train_tokenizer(recipe, texts_of(sampled(), recipe))
     _return_memory()
     return tokenizer
 
@@ -90,7 +90,7 @@ def _return_memory() -> None:
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
-def trained(recipe: Recipe, lines: Iterator[str]) -> Tokenizer:
+def train_tokenizer(recipe: Recipe, lines: Iterator[str]) -> Tokenizer:
     """Train the kind of tokenizer that a recipe names."""
     size, normalization = recipe.vocabulary.size, recipe.normalization
     if recipe.vocabulary.kind == "words":

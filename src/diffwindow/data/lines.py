@@ -206,7 +206,7 @@ def check_text(first: bytes, path: Path | str) -> None:
             raise CorpusError(f"{path} is {problem}")
 
 
-def decoded(raw: bytes, path: Path, number: int, audit: Audit) -> str | None:
+def decode_line(raw: bytes, path: Path, number: int, audit: Audit) -> str | None:
     """Decode a line as UTF-8; None when it is not valid and bad rows are skipped."""
     if number == 1:
         check_text(raw, path)
@@ -224,7 +224,7 @@ def decoded(raw: bytes, path: Path, number: int, audit: Audit) -> str | None:
 def text_lines(path: Path, audit: Audit) -> Iterator[tuple[int, str]]:
     """Yield (line number, text) of each valid line."""
     for number, raw in enumerate(raw_lines(path, audit), 1):
-        text = decoded(raw, path, number, audit)
+        text = decode_line(raw, path, number, audit)
         if text is not None:
             yield number, text
 
@@ -260,7 +260,7 @@ def headed_rows(path: Path, audit: Audit, *, wanted: tuple[str, ...]) -> Iterato
             audit.bad(path, number, "wrong number of columns", f"{len(cells)} instead of {len(header)}")
 
 
-def located(root: Path, places: Sequence[Sequence[str]]) -> list[tuple[Path, ...]]:
+def find_files(root: Path, places: Sequence[Sequence[str]]) -> list[tuple[Path, ...]]:
     """Find the files of the first place below `root` that has all its names: one, or both sides of a text."""
     found = [{name: _matching(root, name) for name in names} for names in places]
     for files in found:

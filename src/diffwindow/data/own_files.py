@@ -35,7 +35,7 @@ def plain_text(*paths: Path) -> Source:
 
 def labelled_text(path: Path, labels: Sequence[str], columns: Columns = ANY_COLUMNS) -> Source:
     """Read labelled text; a label's number is its place in `labels`."""
-    return source_of(partial(readers.labelled, columns=columns, number=label_numbers(labels)), (path,))
+    return source_of(partial(readers.read_labelled, columns=columns, number=label_numbers(labels)), (path,))
 
 
 def label_numbers(names: Sequence[str]) -> Callable[[str], int | None]:

@@ -16,8 +16,8 @@ from diffwindow.data.encoding import (
     encoded_chunks,
     raw_chunks,
     texts_of,
+    train_tokenizer,
     train_vocabulary,
-    trained,
     with_vocabulary_size,
 )
 from diffwindow.data.lines import Audit, CorpusError, Row
@@ -218,7 +218,7 @@ def _learning(recipe: Recipe, first: list[Row], scale: float, tokenizer_file: Pa
     """Learn a vocabulary from the sample and return the seconds that the whole would take."""
     characters = sum(map(len, texts_of(iter(first), recipe)))
     started = time.perf_counter()
-    trained(recipe, texts_of(iter(first), recipe)).save(tokenizer_file)
+    train_tokenizer(recipe, texts_of(iter(first), recipe)).save(tokenizer_file)
     return (time.perf_counter() - started) * min(scale, max(1, TRAINING_CHARACTERS / max(1, characters)))
 
 

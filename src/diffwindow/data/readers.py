@@ -19,7 +19,7 @@ from diffwindow.data.lines import (
     CorpusError,
     NoColumnError,
     Row,
-    decoded,
+    decode_line,
     headed_rows,
     opened,
     raw_lines,
@@ -62,7 +62,7 @@ def parallel_files(source: Path, target: Path, audit: Audit) -> Iterator[Row]:
             raise CorpusError(
                 f"{longer} has a line {number}, but {shorter} ends after line {number - 1}; align the files"
             )
-        first, second = decoded(left, source, number, audit), decoded(right, target, number, audit)
+        first, second = decode_line(left, source, number, audit), decode_line(right, target, number, audit)
         if first is not None and second is not None:
             yield from _pair(first, second, (source, target), number, audit)
 
@@ -89,7 +89,7 @@ def _pair(source: str, target: str, paths: tuple[Path, Path], number: int, audit
         yield {"source": source, "target": target}
 
 
-def _labelled(text: str, label: str, path: Path, number: int, audit: Audit) -> Iterator[Row]:
+def _read_labelled_line(text: str, label: str, path: Path, number: int, audit: Audit) -> Iterator[Row]:
     """Yield one {text, label} row of a corpus with the labels 0 and 1 after checking it."""
     if label not in {"0", "1"}:
         audit.bad(path, number, "unknown label", f"{label!r} is not 0 or 1")
@@ -112,7 +112,7 @@ _JSON_LINES = {".jsonl", ".ndjson", ".json"}
 USUAL_COLUMNS = {"text": ("text", "sentence"), "label": ("label",)}
 
 
-def labelled(
+def read_labelled(
     path: Path, audit: Audit, *, columns: Columns, number: Callable[[str], int | None]
 ) -> Iterator[Row]:
     """Yield {text, label} of a TSV, CSV or JSON-lines file, the label as its `number`, if it has one."""
@@ -297,14 +297,14 @@ def _json_cells(path: Path, audit: Audit, columns: Columns) -> Iterator[tuple[in
 def glue(path: Path, audit: Audit) -> Iterator[Row]:
     """Yield {text, label} of GLUE's SST-2 TSV (header: sentence, label)."""
     for number, (text, label) in headed_rows(path, audit, wanted=("sentence", "label")):
-        yield from _labelled(text, label, path, number, audit)
+        yield from _read_labelled_line(text, label, path, number, audit)
 
 
 def imdb(path: Path, audit: Audit) -> Iterator[Row]:
     """Yield {text, label} of a split: a folder with neg/ and pos/, or a TSV (label, rating, id, text)."""
     if not path.is_dir():
         for number, (label, _, _, text) in table_rows(path, audit, columns=4):
-            yield from _labelled(text, label, path, number, audit)
+            yield from _read_labelled_line(text, label, path, number, audit)
         return
     for name, files in reviews(path).items():
         if not files:
@@ -313,8 +313,8 @@ def imdb(path: Path, audit: Audit) -> Iterator[Row]:
             with opened(file) as review:
                 raw = review.read(MAX_LINE + 1)
             audit.read_whole(len(raw))
-            if (content := decoded(raw, file, 1, audit)) is not None:
-                yield from _labelled(content.strip(), POLARITIES[name], file, 1, audit)
+            if (content := decode_line(raw, file, 1, audit)) is not None:
+                yield from _read_labelled_line(content.strip(), POLARITIES[name], file, 1, audit)
 
 
 def reviews(folder: Path) -> dict[str, list[Path]]:

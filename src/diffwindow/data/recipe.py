@@ -13,7 +13,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from diffwindow.data.lines import Audit, CorpusError, Row, located
+from diffwindow.data.lines import Audit, CorpusError, Row, find_files
 from diffwindow.data.readers import reviews
 from diffwindow.data.store import TASKS
 from diffwindow.data.synthetic import Part
@@ -108,7 +108,7 @@ class Recipe:
     variant: Settings = field(default_factory=dict)
     normalization: Normalization = "nfc"
 
-    def adjusted(
+    def adjust(
         self,
         *,
         vocab_size: int | None = None,
@@ -141,7 +141,7 @@ class Recipe:
     def settings(self) -> dict[str, Any]:
         """Return the settings as plain data for the manifest."""
         return {
-            "corpus": _shown(Path(self.name)),
+            "corpus": _show_path(Path(self.name)),
             "vocabulary": {"kind": self.vocabulary.kind, "size": self.vocabulary.size},
             "normalization": self.normalization,
             "moses": self.moses,
@@ -241,7 +241,7 @@ class Corpus:
     def _source(self, root: Path, files: Files) -> Source:
         sides = self.sides if any("{side}" in name for name in files.names) else ("",)
         places = [[name.format(side=side) for side in sides] for name in files.names]
-        source = source_of(files.reader, *located(root, places))
+        source = source_of(files.reader, *find_files(root, places))
         first_field = "source" if self.task == "translation" else "text"
         return source if files.share is None else source.share(first_field, files.share)
 
@@ -276,7 +276,7 @@ def check_language(language: str, field: str) -> None:
 
 def _file(path: Path) -> dict[str, Any]:
     status = path.stat()
-    return {"file": _shown(path), "bytes": status.st_size, "changed": status.st_mtime_ns}
+    return {"file": _show_path(path), "bytes": status.st_size, "changed": status.st_mtime_ns}
 
 
 def _folder(path: Path) -> dict[str, Any]:
@@ -284,10 +284,10 @@ def _folder(path: Path) -> dict[str, Any]:
     files = [_file(file) for file in sorted(_inside(path))]
     digest = hashlib.sha256(json.dumps(files).encode()).hexdigest()
     size = sum(file["bytes"] for file in files)
-    return {"file": _shown(path), "files": len(files), "bytes": size, "sha256_of_list": digest}
+    return {"file": _show_path(path), "files": len(files), "bytes": size, "sha256_of_list": digest}
 
 
-def _shown(path: Path) -> str:
+def _show_path(path: Path) -> str:
     """Write a path so that it can be stored, whatever the bytes of its name."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 

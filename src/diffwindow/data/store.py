@@ -175,19 +175,19 @@ def _open_split(folder: Path, name: str, entry: SplitEntry, tokenizer: Tokenizer
     dtype = token_dtype(tokenizer.vocab_size)
     sequences = {}
     for field in entry.sequences:
-        tokens = _mapped(folder, f"{name}.{field}.tokens", entry, dtype)
-        offsets = _mapped(folder, f"{name}.{field}.offsets", entry, OFFSET_DTYPE)
+        tokens = _map_file(folder, f"{name}.{field}.tokens", entry, dtype)
+        offsets = _map_file(folder, f"{name}.{field}.offsets", entry, OFFSET_DTYPE)
         check_offsets(folder / f"{name}.{field}.offsets", offsets, len(tokens), entry.rows)
         sequences[field] = Sequences(tokens, offsets)
     columns = {}
     for field in entry.columns:
-        values = columns[field] = _mapped(folder, f"{name}.{field}.values", entry, VALUE_DTYPE)
+        values = columns[field] = _map_file(folder, f"{name}.{field}.values", entry, VALUE_DTYPE)
         allowed = labels_of(entry) if field == "label" else None
         check_column(folder / f"{name}.{field}.values", values, entry.rows, allowed)
     return Split(name, sequences, columns)
 
 
-def _mapped(folder: Path, file: str, entry: SplitEntry, dtype: np.dtype[Any]) -> NDArray[Any]:
+def _map_file(folder: Path, file: str, entry: SplitEntry, dtype: np.dtype[Any]) -> NDArray[Any]:
     """Map a file to memory; raise unless it has the size that its manifest gives."""
     path = folder / file
     expected = entry.files[file].bytes if file in entry.files else 0

@@ -26,7 +26,7 @@ from diffwindow.data.store import (
 from diffwindow.files import (
     LOCK,
     flush,
-    locked,
+    lock_folder,
     make_folder,
     naming,
     open_within,
@@ -105,10 +105,10 @@ class PartialStore:
     def opened(cls, out: Path, fingerprint: dict[str, Any]) -> Iterator[Self]:
         """Resume an unfinished store or start one; raise if another process is working on it."""
         # a kill after the last rename leaves a whole store that still has its record
-        folder = out if _recorded(out, fingerprint) else out.parent / f"{out.name}.partial"
+        folder = out if _read_progress(out, fingerprint) else out.parent / f"{out.name}.partial"
         _refuse(out, folder, fingerprint)
         make_folder(folder)
-        with locked(folder), naming(folder):
+        with lock_folder(folder), naming(folder):
             # another process may have finished it meanwhile, and its record be gone
             _refuse(out, folder, fingerprint)
             remove_temporaries(folder, _JSON_FILES)
@@ -117,7 +117,7 @@ class PartialStore:
     def __init__(self, out: Path, folder: Path, fingerprint: dict[str, Any]) -> None:
         self.out = out
         self.folder = folder
-        state = _recorded(folder, fingerprint)
+        state = _read_progress(folder, fingerprint)
         self.state = state or {"fingerprint": fingerprint, "splits": {}}
         if state is None:
             self._clear()
@@ -196,7 +196,7 @@ def _difference(name: str, before: Any, now: Any) -> str:
     return f"was made with {name}={before!r}, not {now!r}"
 
 
-def _recorded(folder: Path, fingerprint: dict[str, Any]) -> dict[str, Any] | None:
+def _read_progress(folder: Path, fingerprint: dict[str, Any]) -> dict[str, Any] | None:
     """Read how far a store has come; None if it is of another corpus or other settings, or damaged."""
     try:
         state = read_json(folder / PROGRESS)
@@ -226,5 +226,5 @@ def _cut(path: Path, size: int) -> None:
 
 def _refuse(out: Path, folder: Path, fingerprint: dict[str, Any]) -> None:
     """Raise if `out` exists, be it as a link to nothing, unless it is the folder to finish."""
-    if os.path.lexists(out) and not (folder == out and _recorded(out, fingerprint)):
+    if os.path.lexists(out) and not (folder == out and _read_progress(out, fingerprint)):
         raise ValueError(f"{out} exists already; remove it or choose another folder")

@@ -174,7 +174,7 @@ def gain_interval(
         raise ValueError(f"outcomes of shapes {terms.shape} and {base.shape} cannot be paired")
     seeds, examples, _ = terms.shape
     gains = figure(terms.sum(1, dtype=np.float64)) - figure(base.sum(1, dtype=np.float64))
-    drawn = _resampled(terms, base, figure, replicates, np.random.default_rng(seed))
+    drawn = _resample(terms, base, figure, replicates, np.random.default_rng(seed))
     from_examples = float(drawn.mean(1).var(ddof=1))
     if seeds == 1:
         degrees = float(max(examples - 1, 1))
@@ -214,7 +214,7 @@ def interval_from_figures(values: Sequence[float], base: Sequence[float], exampl
     )
 
 
-def _resampled(
+def _resample(
     terms: NDArray[np.number],
     base: NDArray[np.number],
     figure: Callable[[Array], Array],

@@ -200,7 +200,7 @@ def window_statistics(
         for maps in trace.layers:
             if maps.window is None:
                 continue
-            for head, rows in enumerate(_measured(maps)):
+            for head, rows in enumerate(_measure_layer(maps)):
                 key = (maps.role, maps.layer, head)
                 totals[key] = totals.get(key, np.zeros(6)) + np.array(
                     [rows.shape[1], *rows.sum(1), (rows[0] ** 2).sum()]
@@ -231,7 +231,7 @@ def _summary(key: Key, total: NDArray[np.float64], outside: OutsideCounts | None
     return HeadStatistics(role, layer, head, int(total[0]), width, deviation, start, end, entropy, *shares)
 
 
-def _measured(maps: LayerMaps) -> list[NDArray[np.float64]]:
+def _measure_layer(maps: LayerMaps) -> list[NDArray[np.float64]]:
     """Return width, start, end and entropy of each query that sees a key: a [4, queries] array per head."""
     assert maps.phi_left is not None
     assert maps.phi_right is not None
@@ -246,13 +246,13 @@ def _measured(maps: LayerMaps) -> list[NDArray[np.float64]]:
     if maps.role == "Dec":
         # a segment that goes on after the query ends there
         last = np.minimum(last, place[:, None])
-    start, end = _expected(first, 1 - (1 - left) * (1 - right)), _expected(last, left * right)
+    start, end = _mean_key(first, 1 - (1 - left) * (1 - right)), _mean_key(last, left * right)
     entropy = _entropy(maps.weights)
     found = np.stack([end - start + 1, start - place, end - place, entropy])
     return [found[:, head, seen[head]] for head in range(len(left))]
 
 
-def _expected(values: NDArray[np.float64], sums: NDArray[np.float64]) -> NDArray[np.float64]:
+def _mean_key(values: NDArray[np.float64], sums: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the mean of a value per key, where the keys' distribution has these prefix sums."""
     mean: NDArray[np.float64] = (np.diff(sums, axis=-1, prepend=0.0) * values).sum(-1)
     return mean

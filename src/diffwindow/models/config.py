@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from torch import nn
 
 from diffwindow.attention.base import Init, Rotary, check_heads
-from diffwindow.messages import did_you_mean, quoted
+from diffwindow.messages import did_you_mean, quote
 from diffwindow.models.layers import AttentionBlock, LayerOptions, Norm, Positions
 from diffwindow.notation import Attention, Plan, Role, parse_attention
 
@@ -152,7 +152,5 @@ def first_mistake(error: ValidationError) -> str:
     if not place:
         return message
     return (
-        f"{place}: {message}"
-        if first["type"] == "missing"
-        else f"{place}={quoted(first['input'])}: {message}"
+        f"{place}: {message}" if first["type"] == "missing" else f"{place}={quote(first['input'])}: {message}"
     )

@@ -105,13 +105,13 @@ def relative_speeds(
     ratios: dict[str, list[float]] = {key: [] for key in steps}
     # the first round warms up buffers and caches
     for number in range(rounds + 1):
-        seconds = {key: _timed(step) for key, step in steps.items()}
+        seconds = {key: _time(step) for key, step in steps.items()}
         for key in steps if number else ():
             ratios[key].append(seconds[base] / seconds[key])
     return {key: statistics.median(values) for key, values in ratios.items()}
 
 
-def _timed(step: Callable[[], None]) -> float:
+def _time(step: Callable[[], None]) -> float:
     started = time.perf_counter()
     step()
     return time.perf_counter() - started

@@ -127,7 +127,7 @@ def _row(
     # a gain above 0 is always better: the gain in perplexity is its reduction
     _, more_is_better = SHOWN[column.metric]
     sign = 1.0 if more_is_better else -1.0
-    gain = difference(_scaled(own, sign), _scaled(other, sign)) if row is not base else None
+    gain = difference(_scale(own, sign), _scale(other, sign)) if row is not base else None
     interval = _interval(column, gain, terms[row.key], terms[base.key], sign=sign) if gain else None
     paper, paper_base = row.paper.get(column.name), base.paper.get(column.name)
     unknown = row is base or paper is None or paper_base is None
@@ -149,7 +149,7 @@ def _row(
     }
 
 
-def _scaled(values: Mapping[int, float], factor: float) -> dict[int, float]:
+def _scale(values: Mapping[int, float], factor: float) -> dict[int, float]:
     return {seed: factor * value for seed, value in values.items()}
 
 

@@ -207,7 +207,7 @@ def recipe(experiment: Experiment, data: Path | None) -> Recipe:
     name = experiment.corpus_name
     base = recipe_of(name, data, rows=experiment.rows)
     base = replace(base, task=experiment.task or base.task)
-    base = base.adjusted(vocab_size=experiment.vocab_size)
+    base = base.adjust(vocab_size=experiment.vocab_size)
     if experiment.kept == 1000:
         return base
     kept = base.splits["train"].share(TASKS[base.task][0], range(experiment.kept))
@@ -311,9 +311,7 @@ def run_all(jobs: Sequence[Job], *, processes: int, tell: Tell) -> Iterator[Fini
         try:
             for number, (job, future) in enumerate(_as_finished(pool, jobs, processes), 1):
                 outcome = _outcome(job, future)
-                tell(
-                    f"run {number} of {len(jobs)}, {outcome.job.label}: {outcome.problem or _shown(outcome)}"
-                )
+                tell(f"run {number} of {len(jobs)}, {outcome.job.label}: {outcome.problem or _show(outcome)}")
                 yield outcome
         except BaseException:
             interrupt_workers()
@@ -367,7 +365,7 @@ def _start_worker() -> None:
     torch.set_num_threads(1)
 
 
-def _shown(outcome: FinishedJob) -> str:
+def _show(outcome: FinishedJob) -> str:
     assert outcome.result is not None
     result = outcome.result
     valid = f", {result['valid']:.2f} on valid" if result["split"] != "valid" else ""

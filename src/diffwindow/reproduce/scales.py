@@ -109,7 +109,7 @@ class Scale:
     # whether generated data stand in for the data of every column
     generated: bool = False
 
-    def titled(self, table: Table) -> Table:
+    def title_of(self, table: Table) -> Table:
         """Return a table whose titles say where generated data stand in for a column's own."""
         if not self.generated:
             return table

@@ -80,7 +80,7 @@ class Table:
         """Keep the columns that a scale has."""
         return replace(self, columns=tuple(column for column in self.columns if column.name in columns))
 
-    def chosen(self, columns: Sequence[str], rows: Sequence[str]) -> Table:
+    def choose(self, columns: Sequence[str], rows: Sequence[str]) -> Table:
         """Keep the columns and rows with these keys; an empty list keeps all."""
         kept_columns = _pick("column", {column.name: column for column in self.columns}, columns)
         kept_rows = _pick("row", {row.key: row for row in self.rows}, rows)

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from diffwindow.messages import nearest, quoted
+from diffwindow.messages import nearest, quote
 from diffwindow.tasks.options import TaskOptions
 
 # the layout of a run folder
@@ -199,14 +199,14 @@ class Config(Section):
 
 def differences(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:
     """Return the keys whose values differ, with the old and the new value."""
-    before, after = _flat(_completed(old)), _flat(_completed(new))
+    before, after = _flat(_complete(old)), _flat(_complete(new))
     names = [*before, *(name for name in after if name not in before)]
     return {
         name: (before.get(name), after.get(name)) for name in names if before.get(name) != after.get(name)
     }
 
 
-def _completed(config: Config) -> dict[str, Any]:
+def _complete(config: Config) -> dict[str, Any]:
     """Return all values; fields of the model that an older version did not write have their defaults."""
     from diffwindow.tasks.registry import TASKS
 
@@ -262,7 +262,7 @@ class Draft:
         return min(named)[1] if named else ""
 
 
-def checked(draft: Draft) -> Config:
+def check_config(draft: Draft) -> Config:
     """Return a draft as a Config; raise a ValueError of one sentence about its first mistake."""
     try:
         config = Config.model_validate(draft.values)
@@ -291,16 +291,16 @@ def split_override(text: str) -> tuple[Keys, str]:
     """
     key, equals, value = text.partition("=")
     if not equals or not key:
-        raise ValueError(f"{quoted(text)} is not key=value, such as train.max_updates=100")
+        raise ValueError(f"{quote(text)} is not key=value, such as train.max_updates=100")
     path, keys = tuple(key.split(".")), set(_keys(Config))
     # the model checks its own fields, and a value has no keys
     parent = ".".join(path[:-1])
     if path[0] != "model" and key not in keys and (not parent or parent in SECTIONS):
-        raise ValueError(f"{shortened_override(text)}: there is no key {key!r}; {_nearest(path)}")
+        raise ValueError(f"{shorten_override(text)}: there is no key {key!r}; {_nearest(path)}")
     return path, value
 
 
-def shortened_override(text: str) -> str:
+def shorten_override(text: str) -> str:
     """Return an override as it is named in a message."""
     return text if len(text) <= 100 else f"{text[:40]}…"
 
@@ -319,7 +319,7 @@ def _sentence(error: ValidationError, draft: Draft) -> str:
     if first["type"] == "extra_forbidden":
         return _placed(place, f"there is no key {name!r}; {_nearest(path)}")
     if first["type"] == "missing" and len(path) < len(first["loc"]):
-        return _placed(place, f"{name}={quoted(first['input'])} has too few values")
+        return _placed(place, f"{name}={quote(first['input'])} has too few values")
     if first["type"] == "missing":
         return _placed(place, f"the key {name!r} is missing")
     if first["type"] == "value_error":
@@ -327,7 +327,7 @@ def _sentence(error: ValidationError, draft: Draft) -> str:
         return _placed(
             draft.place_named_in(message, name) or (draft.source if name == "train" else place), message
         )
-    value = f"{name}={quoted(first['input'])}"
+    value = f"{name}={quote(first['input'])}"
     # the place of an override is its own text
     return f"{value}: {message}" if place == value else _placed(place, f"{value}: {message}")
 

@@ -63,7 +63,7 @@ def first_sentence(text: str) -> str:
 
 
 @contextmanager
-def explained(max_tokens: int, last_good: Callable[[], str]) -> Iterator[None]:
+def translate_exceptions(max_tokens: int, last_good: Callable[[], str]) -> Iterator[None]:
     """Raise a TrainingError with a remedy when memory, disk space or a permission is missing."""
     try:
         yield

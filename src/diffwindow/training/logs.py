@@ -146,7 +146,7 @@ class Stopwatch:
         self._updates += 1
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
+    def pause(self) -> Iterator[None]:
         """Leave out the time that the context takes."""
         began = time.perf_counter()
         try:

@@ -10,15 +10,15 @@ from typing import Any
 import yaml
 
 from diffwindow.files import read_json
-from diffwindow.messages import quoted
+from diffwindow.messages import quote
 from diffwindow.tasks.presets import TASK_PRESETS, preset
 from diffwindow.training.config import (
     RUN_CONFIG,
     Config,
     Draft,
     Keys,
-    checked,
-    shortened_override,
+    check_config,
+    shorten_override,
     split_override,
 )
 
@@ -41,7 +41,7 @@ def resolve(source: str, overrides: Iterable[str] = (), values: Mapping[str, Any
     draft = _base(source, _data_path(overrides, values or {}))
     for text in overrides:
         path, value = split_override(text)
-        draft.put(path, _scalar(value, text), shortened_override(text))
+        draft.put(path, _scalar(value, text), shorten_override(text))
     for key, value in (values or {}).items():
         draft.put(tuple(key.split(".")), value, key)
     for name, remedy in NOT_OF_THE_MODEL.items():
@@ -52,7 +52,7 @@ def resolve(source: str, overrides: Iterable[str] = (), values: Mapping[str, Any
         from diffwindow.training.run import follow_start
 
         follow_start(draft)
-    return checked(draft)
+    return check_config(draft)
 
 
 def _data_path(overrides: Sequence[str], values: Mapping[str, Any]) -> Path | None:
@@ -75,7 +75,7 @@ def _scalar(text: str, override: str) -> Any:
     try:
         return yaml.safe_load(text)
     except (yaml.YAMLError, RecursionError):
-        raise ValueError(f"{quoted(override)}: the value is not valid YAML; quote it") from None
+        raise ValueError(f"{quote(override)}: the value is not valid YAML; quote it") from None
 
 
 def _from_file(path: Path, data: Path | None) -> Draft:
@@ -132,7 +132,7 @@ def _leaves(section: yaml.MappingNode, path: Keys) -> Iterator[tuple[Keys, Any, 
     for key, value in section.value:
         if not isinstance(key, yaml.ScalarNode) or key.value in names:
             twice = isinstance(key, yaml.ScalarNode)
-            problem = f"the key {quoted(key.value)} is there twice" if twice else "a key is a name"
+            problem = f"the key {quote(key.value)} is there twice" if twice else "a key is a name"
             raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
         names.add(key.value)
         if isinstance(value, yaml.MappingNode) and value.value:

@@ -25,7 +25,7 @@ from diffwindow.data.recipe import Recipe
 from diffwindow.data.store import Store, corpus_hashes, is_store
 from diffwindow.files import (
     LOCK,
-    locked,
+    lock_folder,
     make_folder,
     read_json,
     write_json,
@@ -49,7 +49,7 @@ from diffwindow.training.config import (
     STORE,
     Config,
     Draft,
-    checked,
+    check_config,
     differences,
 )
 from diffwindow.training.distributed import World, connected
@@ -80,12 +80,12 @@ class Run:
         path = folder / RUN_CONFIG
         if not path.is_file():
             raise ValueError(f"{folder} is not a run folder (no {RUN_CONFIG}); `diffwindow train` makes one")
-        return cls(folder, checked(Draft(read_json(path), str(path))))
+        return cls(folder, check_config(Draft(read_json(path), str(path))))
 
     @classmethod
     def start(cls, folder: Path, config: Config, *, resume: bool) -> Self:
         """Make a run folder, or resume one; raise if that would change or replace what is trained."""
-        begun = _begun(folder)
+        begun = _has_begun(folder)
         if begun and not resume:
             raise ValueError(f"{folder} holds a run; choose another folder, or resume it")
         if (begun or (folder / STORE).exists()) and (folder / RUN_CONFIG).exists():
@@ -127,7 +127,7 @@ class Run:
         store = Store.open(path)
         if store.task != self.config.task.kind:
             raise ValueError(f"{path} is for {store.task}, but {self.folder} is for {self.config.task.kind}")
-        if data is None and _begun(self.folder):
+        if data is None and _has_begun(self.folder):
             self._check_origin(store)
         return store
 
@@ -158,7 +158,7 @@ class Run:
     def record_origin(self, store: Store) -> None:
         """Record versions and corpus, unless a run that is resumed did."""
         path = self.folder / ORIGIN
-        if not (path.exists() and _begun(self.folder)):
+        if not (path.exists() and _has_begun(self.folder)):
             write_json(path, {"corpus": _identity(store), "command": sys.argv, **versions()})
 
     def _check_origin(self, store: Store) -> None:
@@ -206,7 +206,7 @@ def _identity(store: Store) -> dict[str, Any]:
     return {**corpus_hashes(store.manifest), "labels": list(store.labels)}
 
 
-def _begun(folder: Path) -> bool:
+def _has_begun(folder: Path) -> bool:
     """Return whether a folder holds anything that was trained."""
     return _has_checkpoints(folder) or (folder / MODEL).exists()
 
@@ -251,7 +251,7 @@ def train(config: Config, folder: Path, *, resume: bool = True, progress: Progre
             pick_precision(config.train.precision, world.device)
             # rank 0 prepares and verifies what the others open
             if world.main:
-                stack.enter_context(_locked_folder(folder))
+                stack.enter_context(_lock_folder(folder))
                 run = Run.start(folder, config, resume=resume)
                 run.prepare_store(progress=progress)
                 prepared = run.open_store()
@@ -282,11 +282,11 @@ def train(config: Config, folder: Path, *, resume: bool = True, progress: Progre
 
 
 @contextmanager
-def _locked_folder(folder: Path) -> Iterator[None]:
+def _lock_folder(folder: Path) -> Iterator[None]:
     """Make the run folder, and keep other runs out of it; leave no trace of a run that is refused."""
     before = {path.name for path in folder.iterdir()} if folder.is_dir() else None
     make_folder(folder)
-    with locked(folder):
+    with lock_folder(folder):
         try:
             yield
         except (ValueError, OSError):

@@ -77,7 +77,7 @@ def all_finite(metrics: Metrics) -> bool:
     return all(map(math.isfinite, metrics.values()))
 
 
-def shown(metrics: Metrics) -> str:
+def format_metrics(metrics: Metrics) -> str:
     """Return metrics as they are printed.
 
     >>> shown({"loss": 1.23456, "accuracy": 0.5})

@@ -24,10 +24,10 @@ from diffwindow.training.failures import (
     StopNowError,
     StopRequest,
     TrainingError,
-    explained,
     first_sentence,
     is_lost_peer,
     stop_on_signals,
+    translate_exceptions,
 )
 from diffwindow.training.loader import BatchLoader, UpdateBatches
 from diffwindow.training.logs import Record, RunLogs, Stopwatch, loss_record, progress_line, read_records
@@ -38,9 +38,9 @@ from diffwindow.training.state import (
     TrainState,
     all_finite,
     check_validation,
+    format_metrics,
     load_weights,
     seed_everything,
-    shown,
     validate,
 )
 from diffwindow.training.updater import Updater, short_of_warmup
@@ -103,7 +103,7 @@ class Trainer(Generic[B]):
     def fit(self) -> Path:
         """Train to the end, from the newest checkpoint if there is one; return the final model's folder."""
         with (
-            explained(self._config.max_tokens, self._checkpoints.last.last_good),
+            translate_exceptions(self._config.max_tokens, self._checkpoints.last.last_good),
             stop_on_signals(self._stop),
         ):
             self._checkpoints.remove_leftovers()
@@ -232,7 +232,7 @@ class Trainer(Generic[B]):
         If a signal stops the validation, save, and let the resumed run begin with it.
         """
         state, config = self._state, self._config
-        with self._stopwatch.paused():
+        with self._stopwatch.pause():
             value, bad, stopped = self._world.broadcast_numbers(self._watched_value())
         if stopped:
             self._save()
@@ -262,7 +262,7 @@ class Trainer(Generic[B]):
         except StopNowError:
             return [0.0, 0.0, float(self._stop.signal)]
         self._logs.valid(self._state.update, metrics)
-        self._progress.note(f"update {self._state.update}: validation {shown(metrics)}")
+        self._progress.note(f"update {self._state.update}: validation {format_metrics(metrics)}")
         return [metrics[self._config.watch], float(not all_finite(metrics)), 0.0]
 
     def _metrics(self) -> Metrics:
@@ -310,7 +310,7 @@ class Trainer(Generic[B]):
                     "last one"
                 )
             logs.final(update, metrics)
-            self._progress.note(f"final model: validation {shown(metrics)}")
+            self._progress.note(f"final model: validation {format_metrics(metrics)}")
         write_checkpoint(self._folder / MODEL, self._save_model, {}, {"update": update, "weights": origin})
         self._progress.note(f"done after {update} updates: {self._folder / MODEL}, {origin}")
         if metrics and config.final == "average":

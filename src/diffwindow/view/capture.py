@@ -18,7 +18,7 @@ from diffwindow.attention.visibility import Visibility
 from diffwindow.attention.window import WindowAttention
 from diffwindow.checks import check_whole
 from diffwindow.functional import Maps
-from diffwindow.messages import quoted
+from diffwindow.messages import quote
 from diffwindow.models.window_adapter import WindowAdapter
 from diffwindow.view.trace import Array, AttentionTrace, LayerMaps
 
@@ -60,7 +60,7 @@ def capture(
     (2, 3, 3)
     """
     if not isinstance(model, nn.Module):
-        raise TypeError(f"model={quoted(model)} is not a torch.nn.Module; pass a model with windows")
+        raise TypeError(f"model={quote(model)} is not a torch.nn.Module; pass a model with windows")
     check_whole("row", row)
     modules: dict[str, Captured] = {
         name: one for name, one in model.named_modules() if isinstance(one, StackedAttention | WindowAdapter)

@@ -128,14 +128,14 @@ def _layout(
     panel_width = MARGIN + max(cell * len(keys), 1.0)
     row_label, column_label = (SMALL_LETTER * max(map(len, names), default=0) for names in (queries, keys))
     width = max(len(rows[0]) * panel_width + row_label + MARGIN / 2, 4.0)
-    heading = _wrapped(title, width)
-    titles = [[_wrapped(panel.title, panel_width - 0.3) for panel in row] for row in rows]
+    heading = _wrap(title, width)
+    titles = [[_wrap(panel.title, panel_width - 0.3) for panel in row] for row in rows]
     lines = sum(max(text.count("\n") + 1 for text in row) for row in titles) + heading.count("\n") + 1
     height = len(rows) * (cell * len(queries) + MARGIN / 3) + LINE * lines + column_label + MARGIN / 2
     return _Layout(cell, (width, height), heading, titles)
 
 
-def _wrapped(text: str, inches: float) -> str:
+def _wrap(text: str, inches: float) -> str:
     """Break each line of a title so that it fits a width."""
     most = max(int(inches / LETTER), 8)
     return "\n".join(textwrap.fill(line, most) for line in text.splitlines())

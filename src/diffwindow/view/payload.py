@@ -58,7 +58,7 @@ def encode(trace: AttentionTrace, bits: int) -> Encoded:
     """Quantise all maps of a trace."""
     layers, size, weights_error, window_error = [], 0, 0.0, 0.0
     for maps in trace.layers:
-        arrays = _quantised(maps, bits)
+        arrays = _quantise(maps, bits)
         weights_error = max(weights_error, arrays["weights"].error)
         window_error = max(window_error, _window_error(maps, arrays))
         layers.append(
@@ -80,7 +80,7 @@ def encode(trace: AttentionTrace, bits: int) -> Encoded:
     return Encoded(layers, size, weights_error, window_error)
 
 
-def _quantised(maps: LayerMaps, bits: int) -> dict[str, Quantised]:
+def _quantise(maps: LayerMaps, bits: int) -> dict[str, Quantised]:
     arrays = {"weights": quantise(maps.weights, bits)}
     if maps.phi_left is not None and maps.phi_right is not None:
         # prefix sums, because the errors of rounded φ would add up along the keys

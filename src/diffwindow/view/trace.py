@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffwindow.checks import Expectation
-from diffwindow.messages import quoted
+from diffwindow.messages import quote
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -101,7 +101,7 @@ class AttentionTrace:
         given = tokens if isinstance(tokens, Mapping) else dict.fromkeys(sides, tokens)
         for side, labels in given.items():
             if isinstance(labels, str) or not isinstance(labels, Sequence):
-                raise TypeError(f"tokens={quoted(labels)} is not a list; pass a name for each position")
+                raise TypeError(f"tokens={quote(labels)} is not a list; pass a name for each position")
             if side not in sides:
                 raise ValueError(f"there is no side {side!r}; this trace has {', '.join(map(repr, sides))}")
             if len(labels) != sides[side]:
