@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from tiny import inputs_of, model_of, open_windows, outputs_of
+from tiny import inputs_of, model_of, open_windows, outputs_of, plan_of
 from torch.testing import assert_close
 
 from diffwindow.hf import add_windows, load_windows, save_windows, windows_of
@@ -64,18 +64,65 @@ def test_a_base_that_differs_in_one_value_is_refused(saved):
     load_windows(other.bfloat16(), folder)
 
 
-def test_a_base_that_computes_something_else_from_the_same_weights_is_refused(tmp_path):
-    save_windows(add_windows(model_of("llama"), "Dec(AW)"), tmp_path)
-    other = model_of("llama")
-    other.config.attention_dropout = 0.5
-    load_windows(other, tmp_path)
-    other = model_of("llama")
-    other.config.rope_parameters["rope_theta"] = 5e5
-    with pytest.raises(
-        ModelFileError, match=r"a base with rope_parameters.rope_theta=10000.0, but this LlamaFor.*500000.0"
-    ):
-        load_windows(other, tmp_path)
-    load_windows(other, tmp_path, check_base=False)
+@pytest.mark.parametrize("loaded_as", [torch.float16, torch.float32])
+def test_a_base_in_fp16_is_compared_in_fp16(tmp_path, loaded_as):
+    """In bf16, which is coarser, the change would not show."""
+    save_windows(add_windows(model_of("t5").half(), "Enc(AW)"), tmp_path)
+    other = model_of("t5").half()
+    weight = other.shared.weight.data
+    changed = (weight.float() * (1 + 2**-10)).half()
+    weight.copy_(torch.where(changed.bfloat16() == weight.bfloat16(), changed, weight))
+    with pytest.raises(ModelFileError, match="were trained on another base"):
+        load_windows(other.to(loaded_as), tmp_path)
+
+
+def test_parts_of_a_base_in_other_types_are_compared_in_these(tmp_path):
+    """A buffer, which decides the experts here, is part of the base; integers are not rounded."""
+
+    def base(offset=0.0):
+        model = model_of("deepseek").bfloat16()
+        router = model.model.layers[1].mlp
+        router.register_buffer("bias", torch.ones(4) + offset)
+        router.register_buffer("packed", torch.full((4,), 2**24) + int(offset > 0))
+        return model
+
+    save_windows(add_windows(base(), "Dec(AW)"), tmp_path)
+    load_windows(base(), tmp_path)
+    load_windows(base().float(), tmp_path)
+    for other in (base(1e-6), base(1.0).float()):
+        with pytest.raises(ModelFileError, match="were trained on another base"):
+            load_windows(other, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("llama", {"attention_dropout": 0.5, "eos_token_id": 5, "pad_token_id": None}, None),
+        ("llama", {"max_position_embeddings": 32}, "max_position_embeddings=64, but this LlamaFor.* has 32"),
+        (
+            "llama",
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},
+            "rope_parameters.rope_theta=10000.0, but this LlamaFor.* has 500000.0",
+        ),
+        (
+            "llama",
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "attention_factor": 2.0}},
+            "rope_parameters.attention_factor=None, but this LlamaFor.* has 2.0",
+        ),
+        # positions count from it
+        ("roberta", {"pad_token_id": 3}, "pad_token_id=0, but this RobertaFor.* has 3"),
+    ],
+)
+def test_a_base_that_computes_something_else_from_the_same_weights_is_refused(
+    tmp_path, name, changes, message
+):
+    save_windows(add_windows(model_of(name), plan_of(name)), tmp_path)
+    other = model_of(name)
+    vars(other.config).update(changes)
+    if message is not None:
+        with pytest.raises(ModelFileError, match=f"were trained on a base with {message}"):
+            load_windows(other, tmp_path)
+    load_windows(other, tmp_path, check_base=message is None)
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -91,6 +138,8 @@ def test_damage_is_found(saved):
         ({"format": 1}, "has format 1, and this version reads 2"),
         ({"base": {}}, "windows.json is damaged: base.name: Field required; save the windows again"),
         ({"base": 5}, "windows.json is damaged: base=5: "),
+        ({"base": description["base"] | {"config": {}}}, r"windows.json is damaged: base.config=\{\}: "),
+        ({"base": description["base"] | {"fingerprints": {"x": "y"}}}, "trained on another base"),
         ({"window_tolerance": "wide"}, "windows.json is damaged: window_tolerance='wide': "),
         ({"window_tolerance": -1}, "windows.json is damaged: window_tolerance=-1: .* than or equal to 0"),
         ({"plan": 5}, "is damaged: plan=5: "),
@@ -103,6 +152,9 @@ def test_damage_is_found(saved):
         (folder / "windows.json").write_text(json.dumps(description | change))
         with pytest.raises(ModelFileError, match=message):
             load_windows(model_of("t5"), folder)
+    (folder / "windows.json").write_text("{")
+    with pytest.raises(ModelFileError, match=r"windows.json is damaged: Expecting"):
+        load_windows(model_of("t5"), folder)
     with pytest.raises(ModelFileError, match="there is no folder"):
         load_windows(model_of("t5"), folder / "nowhere")
     with pytest.raises(TypeError, match="None is not a folder of windows; pass its path"):

@@ -18,20 +18,23 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from diffwindow import __version__
 from diffwindow.checks import check_bool
-from diffwindow.files import finite, parse_json, read_json, sha256_of, write_json
+from diffwindow.files import check_regular, finite, sha256_of, write_json
 from diffwindow.hf.attention import CHILD
 from diffwindow.hf.windows import RECORD, add_windows, check_unwrapped, remove_windows
 from diffwindow.models.added_windows import WindowInit
 from diffwindow.models.config import first_mistake
+from diffwindow.models.model import parse_fields
 from diffwindow.models.weights import ModelFileError, hash_tensors, read_weights, write_weights
 
 WINDOW_WEIGHTS, DESCRIPTION = "windows.safetensors", "windows.json"
 WINDOWS_FORMAT = 2
 # What values of a base may have been rounded to when it was loaded.
 HALF_PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-# Fields of a config that do not change what a trained model computes from its weights.
+# Fields of a config that do not change what a trained model computes from its weights: those of training and
+# of `generate`. ESM scales its embeddings by token_dropout.
 WITHOUT_EFFECT = re.compile(
-    rf"{RECORD}|use_cache|max_position_embeddings|pretraining_tp|.*(drop|token_id|initializer|_name_or_path).*"
+    rf"{RECORD}|use_cache|pretraining_tp|.*(initializer|_name_or_path).*|(?!token_dropout).*drop.*"
+    r"|(bos|eos|sep|decoder_start|forced_bos|forced_eos)_token_id"
 )
 B = TypeVar("B", bound=BaseModel)
 M = TypeVar("M", bound=PreTrainedModel)
@@ -58,7 +61,8 @@ class Base(BaseModel):
     name: str | None
     revision: str | None
     model_type: str
-    config: dict[str, Any]
+    config: Annotated[dict[str, Any], Field(min_length=1)]
+    dtype: str
     fingerprints: dict[str, str]
 
     @classmethod
@@ -69,6 +73,7 @@ class Base(BaseModel):
             revision=getattr(model.config, "_commit_hash", None),
             model_type=model.config.model_type,
             config=_computed_fields(model.config.to_dict()),
+            dtype=_float_types(_base(model)),
             fingerprints=base_fingerprints(model),
         )
 
@@ -77,8 +82,8 @@ class Base(BaseModel):
 
     def check(self, model: PreTrainedModel, path: Path) -> None:
         """Raise unless a model has this base, perhaps in another precision."""
-        parameters, model_name = _base(model), type(model).__name__
-        if any(parameter.is_meta for parameter in parameters.values()):
+        tensors, model_name = _base(model), type(model).__name__
+        if any(tensor.is_meta for tensor in tensors.values()):
             raise ValueError(
                 f"layers of {model_name} are offloaded, so that its weights cannot be compared with those "
                 "that the windows were trained on; check_base=False leaves that out"
@@ -88,7 +93,7 @@ class Base(BaseModel):
                 f"{path} has no fingerprint of its base ({self}), because layers were offloaded; load it "
                 "with check_base=False into that base, and save again"
             )
-        if not self._has_weights(parameters):
+        if not self._has_weights(tensors):
             raise ModelFileError(
                 f"the windows of {path} were trained on another base than this {model_name}: {self}; "
                 "load that one"
@@ -101,12 +106,12 @@ class Base(BaseModel):
                 f"has {now!r}; load the base with {before!r}, or pass check_base=False"
             )
 
-    def _has_weights(self, parameters: Mapping[str, Tensor]) -> bool:
-        whole = "float32" in self.fingerprints and _in_full_precision(parameters)
-        types = {"float32": torch.float32} if whole else HALF_PRECISIONS
-        return any(
-            hash_tensors(parameters, dtype) == self.fingerprints.get(name) for name, dtype in types.items()
-        )
+    def _has_weights(self, tensors: Mapping[str, Tensor]) -> bool:
+        """Compare in the model's own types or, if the file has no hash in these, in those of the file."""
+        own = _float_types(tensors)
+        known = (own, *_halves(own), *_halves(self.dtype), self.dtype)
+        name = next((name for name in known if name in self.fingerprints), own)
+        return hash_tensors(tensors, _rounding(name)) == self.fingerprints.get(name)
 
 
 class Description(Settings):
@@ -172,42 +177,70 @@ def load_windows(
 
 
 def base_fingerprints(model: nn.Module) -> dict[str, str]:
-    """Hash all parameters but the windows', by the type that a base may be loaded in.
+    """Hash all parameters and saved buffers but the windows', by the types that a base may be loaded in.
 
-    A base of fp32 has a hash in fp32 and its halves; one of half precision cannot tell what fp32 was. A base
-    with offloaded layers has none.
+    A base in half precision cannot tell what fp32 was. A base with offloaded layers has no hash.
     """
     base = _base(model)
-    if any(parameter.is_meta for parameter in base.values()):
+    if any(tensor.is_meta for tensor in base.values()):
         return {}
-    whole = {"float32": torch.float32} if _in_full_precision(base) else {}
-    return {name: hash_tensors(base, dtype) for name, dtype in (whole | HALF_PRECISIONS).items()}
+    own = _float_types(base)
+    whole = [] if _halves(own) else ["float32"]
+    return {name: hash_tensors(base, _rounding(name)) for name in (own, *whole, *HALF_PRECISIONS)}
 
 
 def _base(model: nn.Module) -> dict[str, Tensor]:
-    return {name: x for name, x in model.named_parameters() if f".{CHILD}." not in name}
+    return {
+        name: x
+        for name, x in model.state_dict().items()
+        if isinstance(x, Tensor) and f".{CHILD}." not in name
+    }
 
 
-def _in_full_precision(base: Mapping[str, Tensor]) -> bool:
-    return all(parameter.dtype.itemsize >= 4 for parameter in base.values())
+def _float_types(base: Mapping[str, Tensor]) -> str:
+    """Name the types of a base's floats, as "float32" or "bfloat16+float32"."""
+    types = {str(x.dtype).removeprefix("torch.") for x in base.values() if x.is_floating_point()}
+    return "+".join(sorted(types))
+
+
+def _halves(types: str) -> list[str]:
+    return [name for name in types.split("+") if name in HALF_PRECISIONS]
+
+
+def _rounding(name: str) -> torch.dtype | None:
+    """Return the type that floats are rounded to; None, for several types, leaves each as it is."""
+    return getattr(torch, name, None)
 
 
 def _computed_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a config that change what a model computes, as they are in JSON."""
-    common = PreTrainedConfig().to_dict()
+    common = PreTrainedConfig().to_dict().keys() - {"model_type"}
     kept = {
         name: x for name, x in fields.items() if name not in common and not WITHOUT_EFFECT.fullmatch(name)
     }
     return {
-        name: _computed_fields(x) if isinstance(x, dict) else json.loads(json.dumps(finite(x), default=str))
+        name: _computed_fields(x) if _is_config(x) else json.loads(json.dumps(finite(x), default=str))
         for name, x in kept.items()
     }
 
 
+def _is_config(value: object) -> bool:
+    return isinstance(value, dict) and "model_type" in value
+
+
 def _difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
-    """Return the first field that differs, with both values; fields of one version alone do not count."""
-    for name in (name for name in before if name in now):
-        first, second = before[name], now[name]
+    """Return the first field that differs, with both values.
+
+    Fields of a config that one version of transformers has alone do not count, nor does a padding token that
+    one side has not: models without padding may be given one.
+    """
+    both = _is_config(before)
+    for name in before if both else {**before, **now}:
+        if both and name not in now:
+            continue
+        first, second = before.get(name), now.get(name)
+        if name == "pad_token_id" and None in (first, second):
+            continue
         if isinstance(first, dict) and isinstance(second, dict):
             if inner := _difference(first, second):
                 return f"{name}.{inner[0]}", *inner[1:]
@@ -237,7 +270,7 @@ def _local(folder: str | os.PathLike[str], revision: str | None) -> Path:
 def _read(path: Path, model: PreTrainedModel, *, check_base: bool) -> tuple[Settings, dict[str, Tensor]]:
     """Read a folder of `save_windows`, after checking that it is whole and belongs to this base."""
     place, weights = path / DESCRIPTION, path / WINDOW_WEIGHTS
-    fields = read_json(place)
+    fields = _read_fields(place)
     if fields.get("format") != WINDOWS_FORMAT:
         raise ModelFileError(
             f"{place} has format {fields.get('format')!r}, and this version reads {WINDOWS_FORMAT};"
@@ -248,7 +281,7 @@ def _read(path: Path, model: PreTrainedModel, *, check_base: bool) -> tuple[Sett
         raise ModelFileError(f"{weights} is missing or damaged; save the windows again")
     tensors, record = read_weights(weights)
     settings = Settings(**description.model_dump(include=set(Settings.model_fields)))
-    saved_with = _validate(Settings, parse_json(record or "{}", weights), weights)
+    saved_with = _validate(Settings, parse_fields(record or "{}", weights), weights)
     if saved_with != settings:
         raise ModelFileError(
             f"{place} describes {settings}, but {weights} was saved with {saved_with}; save the windows again"
@@ -260,7 +293,7 @@ def _read(path: Path, model: PreTrainedModel, *, check_base: bool) -> tuple[Sett
 
 def _read_checkpoint(path: Path) -> tuple[Settings, dict[str, Tensor]]:
     """Read the windows of a checkpoint that transformers wrote, in one file or several."""
-    config = read_json(path / "config.json") if (path / "config.json").is_file() else {}
+    config = _read_fields(path / "config.json") if (path / "config.json").is_file() else {}
     if RECORD not in config:
         raise ModelFileError(
             f"{path} holds no windows: it has no {DESCRIPTION}, and no config.json with {RECORD!r}"
@@ -269,6 +302,11 @@ def _read_checkpoint(path: Path) -> tuple[Settings, dict[str, Tensor]]:
     for file in sorted(path.glob("model*.safetensors")):
         tensors |= read_weights(file, containing=f".{CHILD}.")[0]
     return _validate(Settings, config[RECORD], path / "config.json"), tensors
+
+
+def _read_fields(path: Path) -> dict[str, Any]:
+    check_regular(path)
+    return parse_fields(path.read_bytes(), path)
 
 
 def _validate(kind: type[B], fields: Any, path: Path) -> B:

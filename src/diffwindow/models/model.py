@@ -115,14 +115,15 @@ def read_fields(folder: Path) -> dict[str, Any]:
     path = folder / MODEL_CONFIG
     check_regular(path)
     try:
-        return _fields(path.read_bytes(), path)
+        return parse_fields(path.read_bytes(), path)
     except FileNotFoundError:
         raise ModelFileError(
             f"there is no file {path}; a model folder has {MODEL_CONFIG} and {WEIGHTS}"
         ) from None
 
 
-def _fields(content: str | bytes, place: Path) -> dict[str, Any]:
+def parse_fields(content: str | bytes, place: Path) -> dict[str, Any]:
+    """Parse the JSON object of a model's file; raise a ModelFileError if it is damaged."""
     try:
         return parse_json(content, place)
     except ValueError as error:
@@ -145,7 +146,7 @@ def _as_config(config_class: type[ModelConfig], fields: dict[str, Any], place: P
 def _check_origin(folder: Path, config: ModelConfig, saved_with: str) -> None:
     """Refuse weights beside a config that is not theirs, as a copy cut between the files leaves them."""
     weights = folder / WEIGHTS
-    theirs = _as_config(type(config), _fields(saved_with, weights), weights)
+    theirs = _as_config(type(config), parse_fields(saved_with, weights), weights)
     for name in type(config).model_fields:
         configured, saved = getattr(config, name), getattr(theirs, name)
         if configured != saved:

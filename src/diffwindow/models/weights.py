@@ -49,11 +49,12 @@ def read_weights(path: Path, *, containing: str = "") -> tuple[dict[str, Tensor]
 
 
 def hash_tensors(tensors: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> str:
-    """Hash the names, shapes and all values of tensors, which count as `dtype` if that is given."""
+    """Hash the names, shapes and all values of tensors; floats are rounded to `dtype` if that is given."""
     digest = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {list(tensor.shape)}".encode())
-        values = tensor.detach().to(dtype or tensor.dtype).cpu().contiguous()
+        rounded = tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
+        values = rounded.detach().cpu().contiguous()
         digest.update(values.flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
