@@ -19,7 +19,6 @@ from diffwindow.models.weights import (
     last_checkpoints,
     write_manifest,
 )
-from diffwindow.tasks.model_folder import ModelFolder
 
 SMALL = {"vocab_size": 12, "embed_dim": 8, "ffn_dim": 16, "num_heads": 2}
 MODELS = {
@@ -188,22 +187,6 @@ def test_a_bad_folder_is_refused_in_one_sentence(fault, folder):
     assert caught.value.__cause__ is None
 
 
-def test_the_average_is_the_mean_of_each_weight(tmp_path):
-    models = [MODELS["translator"]() for _ in range(3)]
-    for update, model in enumerate(models):
-        model.save_pretrained(tmp_path / f"update-{update * 50}")
-    ModelFolder.average(
-        [tmp_path / "update-0", tmp_path / "update-50" / "model.safetensors"], tmp_path / "two"
-    )
-    two = Translator.from_pretrained(tmp_path / "two").state_dict()
-    for name, tensor in two.items():
-        torch.testing.assert_close(tensor, (models[0].state_dict()[name] + models[1].state_dict()[name]) / 2)
-    ModelFolder.average(last_checkpoints(tmp_path, 2), tmp_path / "last")
-    last = Translator.from_pretrained(tmp_path / "last").state_dict()
-    for name, tensor in last.items():
-        torch.testing.assert_close(tensor, (models[1].state_dict()[name] + models[2].state_dict()[name]) / 2)
-
-
 def test_the_average_keeps_the_type_and_sums_in_fp32(tmp_path):
     paths = [tmp_path / f"{index}.safetensors" for index in range(3)]
     for path, value in zip(paths, (256.0, 1.0, 1.0), strict=True):
@@ -222,16 +205,6 @@ def test_the_last_checkpoints_are_those_with_the_highest_numbers(tmp_path):
     assert [path.parent.name for path in found] == ["run-10", "run-100"]
     with pytest.raises(ModelFileError, match="has 3 numbered checkpoints; the last 4 are not there"):
         last_checkpoints(tmp_path, 4)
-
-
-def test_different_models_are_not_averaged(tmp_path):
-    MODELS["translator"]().save_pretrained(tmp_path / "a")
-    MODELS["classifier"]().save_pretrained(tmp_path / "b")
-    with pytest.raises(ModelFileError, match="is not of the same model as"):
-        ModelFolder.average([tmp_path / "a", tmp_path / "b"], tmp_path / "c")
-    with pytest.raises(ModelFileError, match="nothing to average"):
-        ModelFolder.average([], tmp_path / "c")
-    assert not (tmp_path / "c").exists()
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "checkpoint.json"])

@@ -109,7 +109,7 @@ def test_a_run_without_a_good_checkpoint_does_not_begin_again_by_itself(tmp_path
 
 def test_a_checkpoint_of_another_version_is_not_put_aside(tmp_path, monkeypatch):
     with monkeypatch.context() as newer:
-        newer.setattr(weights_module, "FORMAT", 2)
+        newer.setattr(weights_module, "MANIFEST_FORMAT", 2)
         fit(tmp_path, max_updates=10)
     with pytest.raises(FormatError, match=r"has format 2, .* reads 1; go on with the version"):
         fit(tmp_path)

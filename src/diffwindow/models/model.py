@@ -73,15 +73,15 @@ class Model(nn.Module, Generic[C]):
         """Write the model to a folder, each file whole or not at all; other files there are left alone."""
         path = Path(folder)
         path.mkdir(parents=True, exist_ok=True)
-        self.write_files(path, tokenizer)
+        if tokenizer is not None:
+            with replacing(path / TOKENIZER) as temporary:
+                tokenizer.save(str(temporary))
+        self.write_files(path)
         write_manifest(path, {}, (MODEL_CONFIG, TOKENIZER, WEIGHTS))
         flush(path)
 
-    def write_files(self, folder: Path, tokenizer: Savable | None = None) -> None:
-        """Write weights, config and tokenizer, without the manifest of their hashes."""
-        if tokenizer is not None:
-            with replacing(folder / TOKENIZER) as temporary:
-                tokenizer.save(str(temporary))
+    def write_files(self, folder: Path) -> None:
+        """Write weights and config, without the manifest of their hashes."""
         write_model_files(folder, self.state_dict(), self.config.model_dump_json(indent=2))
 
 

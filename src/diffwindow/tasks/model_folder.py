@@ -101,7 +101,8 @@ class ModelFolder:
     def write(self) -> None:
         """Write the files, without the manifest of their hashes, which `write_folder` adds."""
         self.path.mkdir(parents=True, exist_ok=True)
-        self.model.write_files(self.path, self.tokenizer)
+        self.model.write_files(self.path)
+        self.tokenizer.save(self.path / TOKENIZER)
         write_json(self.path / TASK, self.record.model_dump(mode="json"))
 
     @staticmethod
