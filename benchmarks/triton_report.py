@@ -105,8 +105,9 @@ def entries(chosen: dict[str, object]) -> list[Entry]:
 def measure(entry: Entry) -> Usage:
     """Compile a kernel with its default blocks and read off what it uses."""
     row_bytes = entry.width * DTYPES[entry.dtype].itemsize
-    block = getattr(default_blocks(row_bytes, threshold=example(entry).threshold > 0), entry.kernel)
     target = TARGETS[entry.target]
+    blocks = default_blocks(row_bytes, threshold=example(entry).threshold > 0, amd=target.backend == "hip")
+    block = getattr(blocks, entry.kernel)
     compiled, log = compile_kernel(entry, block)
     registers, spills = _registers(compiled, log)
     layouts = dict(re.findall(r"^(#\w+) = #\w+\.(\w+)<", compiled.asm["ttgir"], re.M))

@@ -38,9 +38,12 @@ DEFAULTS = {
 INTERPRETED = Blocks(Block(32, 16, 4, 1), Block(32, 16, 4, 1), Block(32, 16, 4, 1))
 
 
-def default_blocks(row_bytes: int, *, threshold: bool) -> Blocks:
+def default_blocks(row_bytes: int, *, threshold: bool, amd: bool = False) -> Blocks:
     """Return the blocks for heads of so many bytes per row, and for windows with or without a threshold."""
     blocks = next(blocks for most, blocks in DEFAULTS.items() if row_bytes <= most)
+    if amd:
+        # its warps have 64 lanes, and more than four of them leave too few registers for each
+        blocks = Blocks(*(block._replace(warps=4) for block in blocks))
     # skipping tiles or not: both branches must fit the registers
     return blocks._replace(key=blocks.key._replace(rows=16, stages=1)) if threshold else blocks
 
@@ -50,7 +53,7 @@ def choose(call: Call) -> Blocks:
     if interpreted():
         return INTERPRETED
     widest = max(x.shape[-1] * x.element_size() for x in call.differentiable.values())
-    blocks = default_blocks(widest, threshold=call.threshold > 0)
+    blocks = default_blocks(widest, threshold=call.threshold > 0, amd=bool(torch.version.hip))
     if call.q.shape[2] > 16:
         return blocks
     # for few queries, the smallest block that a matrix instruction takes
