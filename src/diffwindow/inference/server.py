@@ -8,22 +8,21 @@ import logging
 import os
 import socket
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import h11
+import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from diffwindow.extras import require
 from diffwindow.view.page import page_html
-
-if TYPE_CHECKING:
-    from uvicorn import Config
 
 
 class RequestError(Exception):
@@ -222,8 +221,6 @@ def _line(event: Event) -> bytes:
 
 def bounded_protocol(seconds: float) -> type[asyncio.Protocol]:
     """Return uvicorn's HTTP protocol with a limit on the time that the head of a request may take."""
-    import h11
-    from uvicorn.protocols.http.h11_impl import H11Protocol
 
     class BoundedProtocol(H11Protocol):
         """Close a connection on which no request begins in time, or which sends something other than HTTP."""
@@ -289,94 +286,6 @@ HEADERS = {
     "X-Frame-Options": "DENY",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-Endpoint = Callable[[Request], Awaitable[Response]]
-
-
-class Endpoints:
-    """What is served: the page, the server's health, and the attention of a sentence."""
-
-    def __init__(self, answers: Answers, *, page: str, title: str) -> None:
-        self._answers = answers
-        self._page = page
-        self._title = title
-
-    async def page(self, _: Request) -> Response:
-        """Return the page."""
-        return HTMLResponse(self._page, headers=HEADERS)
-
-    async def health(self, _: Request) -> Response:
-        """Return that the server runs, and its model."""
-        return JSONResponse({"status": "ok", "model": self._title}, headers=HEADERS)
-
-    async def attention(self, request: Request) -> Response:
-        """Return the events of a sentence, a line of JSON each, as they become known."""
-        limits = self._answers.limits
-        text = await read_text(request, limits)
-        try:
-            answer = self._answers.ask(text)
-        except BusyError:
-            raise RequestError(503, "too many sentences are being computed; try again in a moment") from None
-        first = await _first_event(answer, limits.compute_time)
-        if "error" in first:
-            # the status is known when the thread has left the answer
-            await answer.finished()
-            raise RequestError(answer.failure or 500, first["error"])
-        return StreamingResponse(answer.follow(), media_type="application/x-ndjson", headers=HEADERS)
-
-
-def application(answers: Answers, endpoints: Endpoints, hosts: Sequence[str]) -> Starlette:
-    """Return the application; it answers to the names in `hosts`, and closes `answers` when it ends."""
-
-    @asynccontextmanager
-    async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        yield
-        await asyncio.get_running_loop().run_in_executor(None, answers.close)
-
-    routes = [
-        Route("/", _checked(endpoints.page, hosts)),
-        Route("/health", _checked(endpoints.health, hosts)),
-        Route("/attention", _checked(endpoints.attention, hosts), methods=["POST"]),
-    ]
-    handlers: dict[Any, Any] = dict.fromkeys((404, 405, 500), _unknown)
-    return Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
-
-
-def _checked(endpoint: Endpoint, hosts: Sequence[str]) -> Endpoint:
-    """Return an endpoint that refuses requests of other sites, and answers with what is wrong."""
-
-    async def checked(request: Request) -> Response:
-        try:
-            check_host(request, hosts)
-            return await endpoint(request)
-        except RequestError as error:
-            return _refusal(error)
-
-    return checked
-
-
-def _refusal(error: RequestError) -> JSONResponse:
-    headers = {**HEADERS, "Retry-After": "1"} if error.status == 503 else HEADERS
-    return JSONResponse({"error": str(error)}, error.status, headers=headers)
-
-
-async def _unknown(request: Request, error: Exception) -> Response:
-    """Answer a request that has no endpoint, or whose endpoint failed."""
-    status = getattr(error, "status_code", 500)
-    reason = {404: f"there is no {request.url.path}", 405: f"{request.method} is not for this address"}
-    return _refusal(RequestError(status, reason.get(status, "the server failed")))
-
-
-async def _first_event(answer: Answer, seconds: float) -> Event:
-    """Wait for the first event of an answer."""
-    try:
-        async with asyncio.timeout(seconds):
-            lines = await anext(answer.follow())
-            first: Event = json.loads(lines.partition(b"\n")[0])
-            return first
-    except TimeoutError:
-        raise RequestError(504, f"the answer took more than {seconds:g} seconds") from None
-
-
 LOCAL = ("localhost", "127.0.0.1", "[::1]")
 DEFAULT_LIMITS = Limits()
 
@@ -389,11 +298,58 @@ def create_app(
     `label` names the field that people type in. Requests for a host that is not in `hosts` are refused, so
     that a page of another site cannot reach the server under a name of its own.
     """
-    require("starlette")
-
     answers = Answers(compute, limits)
-    page = page_html({"title": title, "runs": [], "notices": [], "live": {"label": label}})
-    return application(answers, Endpoints(answers, page=page, title=title), hosts)
+    html = page_html({"title": title, "runs": [], "notices": [], "live": {"label": label}})
+
+    async def page(request: Request) -> Response:
+        check_host(request, hosts)
+        return HTMLResponse(html, headers=HEADERS)
+
+    async def health(request: Request) -> Response:
+        check_host(request, hosts)
+        return JSONResponse({"status": "ok", "model": title}, headers=HEADERS)
+
+    async def attention(request: Request) -> Response:
+        check_host(request, hosts)
+        return await answer_request(request, answers)
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        yield
+        await asyncio.get_running_loop().run_in_executor(None, answers.close)
+
+    routes = [Route("/", page), Route("/health", health), Route("/attention", attention, methods=["POST"])]
+    handlers: dict[Any, Any] = {RequestError: _refuse, **dict.fromkeys((404, 405, 500), _refuse)}
+    return Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
+
+
+async def answer_request(request: Request, answers: Answers) -> Response:
+    """Return the events of a sentence, a line of JSON each, as they become known."""
+    text = await read_text(request, answers.limits)
+    try:
+        answer = answers.ask(text)
+    except BusyError:
+        raise RequestError(503, "too many sentences are being computed; try again in a moment") from None
+    seconds = answers.limits.compute_time
+    try:
+        async with asyncio.timeout(seconds):
+            first: Event = json.loads((await anext(answer.follow())).partition(b"\n")[0])
+    except TimeoutError:
+        raise RequestError(504, f"the answer took more than {seconds:g} seconds") from None
+    if "error" in first:
+        # the status is known when the thread has left the answer
+        await answer.finished()
+        raise RequestError(answer.failure or 500, first["error"])
+    return StreamingResponse(answer.follow(), media_type="application/x-ndjson", headers=HEADERS)
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    """Answer a request that is refused, has no endpoint, or whose endpoint failed."""
+    status = error.status if isinstance(error, RequestError) else getattr(error, "status_code", 500)
+    reason = {404: f"there is no {request.url.path}", 405: f"{request.method} is not for this address"}
+    said = str(error) if isinstance(error, RequestError) else reason.get(status, "the server failed")
+    headers = {**HEADERS, "Retry-After": "1"} if status == 503 else HEADERS
+    return JSONResponse({"error": said}, status, headers=headers)
 
 
 def allowed_hosts(host: str) -> tuple[str, ...]:
@@ -420,16 +376,11 @@ def bound_socket(host: str, port: int) -> socket.socket:
 
 def serve(app: Starlette, listening: socket.socket, *, limits: Limits = DEFAULT_LIMITS) -> None:
     """Run the application until Ctrl-C or SIGTERM; requests under way may finish for some seconds."""
-    require("uvicorn")
-    import uvicorn
-
     uvicorn.Server(server_config(app, limits)).run(sockets=[listening])
 
 
-def server_config(app: Starlette, limits: Limits = DEFAULT_LIMITS) -> Config:
+def server_config(app: Starlette, limits: Limits = DEFAULT_LIMITS) -> uvicorn.Config:
     """Return uvicorn's settings: plain HTTP, bounded connections and idle time, a quiet log."""
-    import uvicorn
-
     return uvicorn.Config(
         app,
         http=bounded_protocol(limits.read_time),
