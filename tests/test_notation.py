@@ -64,14 +64,14 @@ def test_layers_of_several_terms():
 
 
 def attentions(role):
-    options = (
-        st.none(),
-        st.just(1) if role == "Dec" else st.integers(1, 9),
-        st.sampled_from(["paper", "exact"]),
-        st.none() | st.integers(1, 99),
-    )
-    windows = st.builds(Attention, st.just("AW"), *options)
-    windows |= st.builds(Attention, st.just("MW"), *options, gate=st.booleans(), normalize=st.booleans())
+    options = {
+        "segment_size": st.just(1) if role == "Dec" else st.integers(1, 9),
+        "expectation": st.sampled_from(["paper", "exact"]),
+        "boundary_dim": st.none() | st.integers(1, 99),
+        "relative_size": st.none() if role == "Cr" else st.none() | st.integers(1, 99),
+    }
+    windows = st.builds(Attention, st.just("AW"), **options)
+    windows |= st.builds(Attention, st.just("MW"), **options, gate=st.booleans(), normalize=st.booleans())
     sized = [name for name, kind in KINDS.items() if role in kind.roles and kind.size is not None]
     return windows | st.builds(Attention, st.sampled_from(sized), st.integers(1, 99)) if sized else windows
 
@@ -147,7 +147,7 @@ def test_options_and_kinds_have_distinct_names():
 def test_a_window_may_have_relative_positions_of_its_own():
     assert str(parse_attention("Enc(AW, Seg, Dist=16)-Dec(MW,Dist=4)")) == "Enc(AW,Seg,Dist)-Dec(MW,Dist=4)"
     assert parse_attention("Enc(AW,Dist)").attentions("Enc", 1)[0].relative_size == 16
-    with pytest.raises(NotationError, match="two sequences have no distance"):
+    with pytest.raises(NotationError, match="for Enc and Dec and not for Cr"):
         parse_attention("Cr(AW,Dist)")
 
 

@@ -172,6 +172,7 @@ def notation_page() -> str:
         )
         for name, kind in notation.KINDS.items()
     ]
+    segment, distance = (notation.OPTIONS[name].written for name in ("Seg", "Dist"))
     options = [(f"`{name}`", one.meaning, f"`{one.argument}`") for name, one in notation.OPTIONS.items()]
     return f"""# Notation
 
@@ -208,7 +209,7 @@ The number after `=` is the default of a kind that has one. [Models](models.md#a
 
 {table(("option", "meaning", "argument of WindowAttention"), options)}
 
-`Seg` alone is `Seg={notation.SEGMENT_SIZE}` and `Dist` alone `Dist={notation.RELATIVE_SIZE}`; `Dim` needs its
+`Seg` alone is `Seg={segment}` and `Dist` alone `Dist={distance}`; `Dim` needs its
 number. In Python, [`parse_attention`](api/notation.md) reads a notation and `Plan` holds it.
 """
 

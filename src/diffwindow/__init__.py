@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from diffwindow.attention.window import WindowAttention
+    from diffwindow.attention.window_module import use_impl
     from diffwindow.decoding import Decoding
     from diffwindow.inference.model import load
     from diffwindow.models.added_windows import add_windows, remove_windows
@@ -44,6 +45,7 @@ _HOMES = {
     "load": "inference.model",
     "parse_attention": "notation",
     "remove_windows": "models.added_windows",
+    "use_impl": "attention.window_module",
     "window_attention": "ops",
     "window_maps": "ops",
 }
@@ -66,6 +68,7 @@ __all__ = [
     "load",
     "parse_attention",
     "remove_windows",
+    "use_impl",
     "window_attention",
     "window_maps",
 ]

@@ -93,15 +93,13 @@ def show_options(keywords: Any) -> Callable[[F], F]:
     return show
 
 
-def read_options(given: CallOptions | WindowOptions) -> Options:
+def read_options(given: CallOptions | WindowOptions, keywords: Any = CallOptions) -> Options:
     """Return the options given as keywords, with the defaults of the others."""
-    if not given.keys() <= _OPTION_NAMES:
-        name = next(name for name in given if name not in _OPTION_NAMES)
-        raise TypeError(f"there is no option {name!r}; {did_you_mean(name, Options._fields)}")
+    known = keywords.__annotations__
+    for name in given:
+        if name not in known:
+            raise TypeError(f"there is no option {name!r}; {did_you_mean(name, known)}")
     return Options(**given)
-
-
-_OPTION_NAMES = frozenset(Options._fields)
 
 
 def check_tensors(
@@ -147,10 +145,7 @@ def window_threshold(tolerance: float, dtype: torch.dtype, *, normalize: bool) -
 def check_options(q: Tensor, k: Tensor, options: Options, *, additive: bool) -> None:
     """Raise unless the options are in their ranges, fit `q` and `k`, and fit the kind of window."""
     check_bool("is_causal", options.is_causal)
-    check_segment_size(options.segment_size)
-    check_tolerance("window_tolerance", options.window_tolerance)
-    check_normalize(options.normalize, additive=additive)
-    check_choice("expectation", options.expectation, EXPECTATIONS)
+    check_window_options(options, additive=additive)
     check_scale(options.scale)
     check_dropout("dropout_p", options.dropout_p)
     if options.attn_mask is not None:
@@ -160,6 +155,19 @@ def check_options(q: Tensor, k: Tensor, options: Options, *, additive: bool) -> 
         check_floats("attn_bias", options.attn_bias)
         _check_broadcast("attn_bias", options.attn_bias, q, k)
     _check_origin(options.segment_origin, q)
+
+
+def check_window_options(options: Options, *, additive: bool) -> None:
+    """Raise unless the options of `WindowOptions` are in their ranges and fit the kind of window."""
+    check_segment_size(options.segment_size)
+    check_choice("expectation", options.expectation, EXPECTATIONS)
+    check_tolerance("window_tolerance", options.window_tolerance)
+    check_bool("normalize", options.normalize)
+    if options.normalize and additive:
+        raise ValueError(
+            "normalize=True is for a multiplicative window; the weights of an additive one are a softmax, "
+            "which sums to one already"
+        )
 
 
 def check_bool(name: str, value: object) -> None:
@@ -260,16 +268,6 @@ def check_tolerance(name: str, value: float) -> None:
     check_number(name, value)
     if not 0.0 <= value < 1.0:
         raise ValueError(f"{name}={value} is not in 0 <= tolerance < 1; 0 keeps windows exact")
-
-
-def check_normalize(normalize: bool, *, additive: bool) -> None:
-    """Raise unless `normalize` is a truth value, and false for an additive window."""
-    check_bool("normalize", normalize)
-    if normalize and additive:
-        raise ValueError(
-            "normalize=True is for a multiplicative window; the weights of an additive one are a softmax, "
-            "which sums to one already"
-        )
 
 
 def _kind(value: object) -> str:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, NoReturn
 
 from diffwindow.attention.base import ROLES, Role
-from diffwindow.attention.kinds import GLOBAL, KINDS, OPTIONS, RELATIVE_SIZE, SEGMENT_SIZE, Attention
+from diffwindow.attention.kinds import GLOBAL, KINDS, OPTIONS, Attention
 from diffwindow.checks import check_whole
 from diffwindow.messages import check_choice, did_you_mean, quote
 
@@ -216,36 +216,29 @@ def _attention(scanner: _Scanner, role: Role) -> Attention:
 def _option(scanner: _Scanner, role: Role, attention: Attention, before: list[str]) -> Attention:
     """Read an option into an attention, and add its name to those before it."""
     start = scanner.position()
-    option = scanner.name("an option", OPTIONS)
-    if option in before:
-        scanner.fail(f"{option} is there twice", at=start)
-    before.append(option)
-    if option not in KINDS[attention.kind].options:
-        scanner.fail(
-            f"{option} means {OPTIONS[option].meaning}, which {attention.kind} does not have", at=start
-        )
-    if option == "Exact":
-        return replace(attention, expectation="exact")
-    if option == "Norm":
-        return replace(attention, normalize=True)
-    if option == "Gate":
-        return replace(attention, gate=True)
-    if option == "Dist":
-        if role == "Cr":
-            scanner.fail("Dist is for self-attention: two sequences have no distance", at=start)
-        size = scanner.number(of="Dist") if scanner.take("=") else RELATIVE_SIZE
-        return replace(attention, relative_size=size)
-    if option == "Dim":
-        scanner.expect("=", "and a number after Dim, as Dim=8")
-        return replace(attention, boundary_dim=scanner.number(of="Dim"))
-    size = scanner.number(of="Seg") if scanner.take("=") else SEGMENT_SIZE
-    if role == "Dec" and size > 1:
+    option = OPTIONS[scanner.name("an option", OPTIONS)]
+    name = option.name
+    if name in before:
+        scanner.fail(f"{name} is there twice", at=start)
+    before.append(name)
+    if name not in KINDS[attention.kind].options:
+        scanner.fail(f"{name} means {option.meaning}, which {attention.kind} does not have", at=start)
+    if role not in option.roles:
+        roles = " and ".join(option.roles)
+        scanner.fail(f"{name} means {option.meaning}, for {roles} and not for {role}", at=start)
+    value = option.written
+    if value is None:
+        scanner.expect("=", f"and a number after {name}, as {name}=8")
+        value = scanner.number(of=name)
+    elif option.takes_number and scanner.take("="):
+        value = scanner.number(of=name)
+    if name == "Seg" and role == "Dec" and value > 1:
         warnings.warn(
             "the paper has no segments in decoder self-attention, where the last one is unfinished; "
             "here they only see what the query sees",
             stacklevel=4,
         )
-    return replace(attention, segment_size=size)
+    return replace(attention, **{option.argument: value})
 
 
 def _layers(scanner: _Scanner) -> tuple[int, int] | Literal["all"]:

@@ -103,7 +103,7 @@ def turned(x):
 @pytest.mark.parametrize("rotary", ["scores", "pointers", "both"])
 @pytest.mark.parametrize("window", WINDOWS)
 def test_rotary_positions_turn_queries_and_keys_before_anything_else(window, rotary):
-    attention = WindowAttention(8, 2, window=window, positions="rotary", rotary=rotary).double()
+    attention = WindowAttention(8, 2, window=window, rotary=rotary).double()
     x = torch.randn(2, 6, 8).double()
     maps = attention.inspect(x, x)
     pairs = 4 if window == "additive" else 3
@@ -126,7 +126,7 @@ def test_rotary_positions_turn_queries_and_keys_before_anything_else(window, rot
 
 
 def test_rotary_queries_are_the_last_of_the_keys():
-    attention, x = WindowAttention(8, 2, positions="rotary", rotary="both"), torch.randn(2, 6, 8)
+    attention, x = WindowAttention(8, 2, rotary="both"), torch.randn(2, 6, 8)
     whole, _ = attention(x, x, x)
     last, _ = attention(x[:, 4:], x, x)
     assert_close(last, whole[:, 4:])
@@ -138,7 +138,7 @@ def test_rotary_queries_are_the_last_of_the_keys():
 
 @pytest.mark.parametrize("window", WINDOWS)
 def test_rotary_positions_run_in_the_kernels(window):
-    attention, x = WindowAttention(16, 2, window=window, positions="rotary"), torch.randn(2, 9, 16)
+    attention, x = WindowAttention(16, 2, window=window, rotary="scores"), torch.randn(2, 9, 16)
     fused, _ = attention(x, x, x, need_weights=False)
     attention.impl = "reference"
     assert_close(fused, attention(x, x, x, need_weights=False)[0])
@@ -153,7 +153,7 @@ def test_rotary_positions_run_in_the_kernels(window):
 )
 def test_rotary_positions_need_pairs(options, match):
     with pytest.raises(ValueError, match=match):
-        WindowAttention(num_heads=2, positions="rotary", **options)
+        WindowAttention(num_heads=2, **options)
 
 
 def gated(gate):
@@ -548,10 +548,12 @@ def test_in_torchs_decoder(window):
         ({"dtype": torch.complex64}, TypeError, "dtype is torch.complex64; pass torch.float32"),
         ({"relative_size": 0}, ValueError, "relative_size=0 is not positive"),
         ({"relative_size": 2.5}, TypeError, "relative_size=2.5 is not an integer"),
-        ({"rotary": "pointers"}, ValueError, "rotary='pointers' is for positions=\"rotary\", not 'none'"),
-        ({"positions": "rotary", "relative_size": 3}, ValueError, "relative positions are computed from"),
+        ({"rotary": "score"}, ValueError, "rotary='score' is not one of 'scores', 'pointers', 'both'"),
+        ({"rotary": "scores", "relative_size": 3}, ValueError, "relative positions are computed from"),
+        ({"segmentsize": 3}, TypeError, "there is no option 'segmentsize'; did you mean 'segment_size'?"),
+        ({"attn_mask": None}, TypeError, "there is no option 'attn_mask'"),
         (
-            {"positions": "rotary", "rotary": "both", "boundary_dim": 3},
+            {"rotary": "both", "boundary_dim": 3},
             ValueError,
             "boundaries are 3 wide; rotary positions need pairs",
         ),
@@ -617,7 +619,7 @@ def test_watchers_see_every_call_and_leave_no_trace(need_weights):
     assert attention.__dict__ == before
 
 
-@pytest.mark.parametrize("positions", [{"positions": "rotary"}, {"relative_size": 3}])
+@pytest.mark.parametrize("positions", [{"rotary": "scores"}, {"relative_size": 3}])
 def test_positions_are_refused_where_queries_stand_elsewhere(positions):
     attention, x = WindowAttention(8, 2, **positions), torch.randn(2, 6, 8)
     with pytest.raises(ValueError, match=r"6 queries for 4 keys: \w+ positions are for self-attention"):
@@ -695,8 +697,8 @@ def test_a_normalised_window_of_bf16_stays_near_fp32():
 def test_the_notation_and_the_config_build_it():
     attention = parse_attention("Enc(MW,Norm)").terms[0].attention
     module = build_attention(attention, 8, 2, window_tolerance=0.1)
-    assert (module.normalize, module.window_tolerance) == (True, 0.1)
-    assert "window_tolerance=0.1, normalize=True" in repr(module)
+    assert (module.options.normalize, module.options.window_tolerance) == (True, 0.1)
+    assert "normalize=True, window_tolerance=0.1" in repr(module)
     # a tolerance is for windows: plain attention has none
     build_attention(parse_attention("Enc(Rel)").terms[0].attention, 8, 2, window_tolerance=0.1)
 

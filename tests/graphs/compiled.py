@@ -21,7 +21,7 @@ CASES = [
         ("multiplicative", 3, "paper"),
     ]
 ]
-ROTARY = {"window": "multiplicative", "positions": "rotary", "rotary": "both"}
+ROTARY = {"window": "multiplicative", "rotary": "both"}
 NORMALISED = {"window": "multiplicative", "window_tolerance": 0.3, "normalize": True}
 
 

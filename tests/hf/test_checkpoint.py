@@ -26,7 +26,7 @@ def test_save_and_load(saved):
     loaded = load_windows(model_of("t5"), folder)
     assert_close(outputs_of("t5", loaded), outputs_of("t5", model))
     windows = [module for module in loaded.modules() if isinstance(module, WindowAdapter)]
-    assert {window.window_tolerance for window in windows} == {0.3}
+    assert {window.options.window_tolerance for window in windows} == {0.3}
     state = model.state_dict()
     assert all(torch.equal(x, state[name]) for name, x in loaded.state_dict().items())
     assert {path.name for path in folder.iterdir()} == {"windows.safetensors", "windows.json"}

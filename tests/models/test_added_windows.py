@@ -80,7 +80,7 @@ def test_rotary_positions_stay(rotary, attention, tmp_path):
 
 def test_what_multihead_attention_lacks_is_not_dropped():
     with pytest.raises(ValueError, match="has no rotary positions"):
-        remove_windows(WindowAttention(8, 2, positions="rotary"))
+        remove_windows(WindowAttention(8, 2, rotary="scores"))
     with pytest.raises(ValueError, match=r"has relative positions .* which would be lost with it"):
         remove_windows(WindowAttention(8, 2, relative_size=4))
     with pytest.raises(ValueError, match=r"has relative positions .* which would be lost with it"):

@@ -1,11 +1,14 @@
 """WindowAdapter: the paper's equations on another model's queries and keys."""
 
+from unittest.mock import patch
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch.testing import assert_close
 
-from diffwindow import functional
+from diffwindow import WindowAttention, functional, use_impl
+from diffwindow.kernels import operator
 from diffwindow.models.window_adapter import WindowAdapter
 from diffwindow.notation import Attention
 
@@ -139,3 +142,22 @@ def test_the_mean_width_counts_only_what_a_query_sees():
 def test_boundaries_are_not_wider_than_heads():
     with pytest.raises(ValueError, match="AW,Dim=9 has wider boundaries than the heads, which are 4 wide"):
         WindowAdapter(Attention("AW", boundary_dim=9), num_heads=2, head_dim=4)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_use_impl_reaches_all_windows_of_a_model():
+    layers = torch.nn.ModuleList([WindowAttention(8, 2, impl="cpu"), opened(Attention("AW")).float()])
+    q, k, v = (x.float() for x in heads())
+
+    def implementations():
+        return [layer.impl for layer in layers]
+
+    with use_impl(layers, "reference"):
+        assert implementations() == ["reference", "reference"]
+        with torch.no_grad(), patch.object(operator, "window_attention", side_effect=AssertionError):
+            layers[1](q, k, v)
+    assert implementations() == ["cpu", "auto"]
+    use_impl(layers, "reference")
+    assert implementations() == ["reference", "reference"]
+    with pytest.raises(ValueError, match="impl='gpu' is not one of"):
+        use_impl(layers, "gpu")

@@ -3,35 +3,42 @@
 To add a kind, add its function and its entry to `baselines.py`.
 """
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field, fields
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from diffwindow.attention.base import Kind, StackedAttention
+from diffwindow.attention.base import ROLES, SELF_ROLES, Kind, Role, StackedAttention
 from diffwindow.attention.baselines import BASELINES, CAUSAL_BASELINES
 from diffwindow.attention.plain import GlobalAttention
 from diffwindow.attention.window import Window, WindowAttention
-from diffwindow.checks import EXPECTATIONS, Expectation, check_bool, check_positive, check_segment_size
+from diffwindow.checks import (
+    EXPECTATIONS,
+    Expectation,
+    Options,
+    check_bool,
+    check_positive,
+    check_segment_size,
+)
 from diffwindow.messages import check_choice
 
 
 class Option(NamedTuple):
-    """An option of the notation, and the constructor's argument that it sets."""
+    """An option of the notation: a field of `Attention`, which is an argument of the module too.
 
-    meaning: str
+    `written` is its value if it is written without a number; None means that it needs one. `label` is how
+    pictures show it, if they do.
+    """
+
     argument: str
+    default: Any
+    name: str
+    meaning: str
+    written: Any = None
+    takes_number: bool = False
+    roles: tuple[Role, ...] = ROLES
+    label: str | None = None
 
 
-OPTIONS = {
-    "Seg": Option("windows by segment", "segment_size"),
-    "Exact": Option("windows without the double count", "expectation"),
-    "Norm": Option("a multiplicative window's weights divided by their sum", "normalize"),
-    "Dim": Option("the head width of a window's boundaries", "boundary_dim"),
-    "Gate": Option(
-        "a gate per head that starts at 0, for adding a multiplicative window to a trained model", "gate"
-    ),
-    "Dist": Option("relative positions in the scores, clipped at a distance", "relative_size"),
-}
 WINDOWED: dict[str, Window] = {"AW": "additive", "MW": "multiplicative"}
 KINDS = {
     "Global": Kind("the plain Transformer's attention", GlobalAttention),
@@ -48,22 +55,67 @@ KINDS = {
     **BASELINES,
     **CAUSAL_BASELINES,
 }
-# the segment size of `Seg`, and the largest distance of `Dist`, without a number
-SEGMENT_SIZE, RELATIVE_SIZE = 5, 16
 
 
 @dataclass(frozen=True)
 class Attention:
-    """The attention of one layer: a kind and its options."""
+    """The attention of one layer: a kind and its options, in the order in which the notation writes them."""
 
     kind: str = "Global"
     size: int | None = None
-    segment_size: int = 1
-    expectation: Expectation = "paper"
-    boundary_dim: int | None = None
-    gate: bool = False
-    relative_size: int | None = None
-    normalize: bool = False
+    _: KW_ONLY
+    segment_size: int = field(
+        default=1,
+        metadata={
+            "name": "Seg",
+            "meaning": "windows by segment",
+            "written": 5,
+            "takes_number": True,
+            "label": "segments of {}",
+        },
+    )
+    expectation: Expectation = field(
+        default="paper",
+        metadata={
+            "name": "Exact",
+            "meaning": "windows without the double count",
+            "written": "exact",
+            "label": "exact",
+        },
+    )
+    normalize: bool = field(
+        default=False,
+        metadata={
+            "name": "Norm",
+            "meaning": "a multiplicative window's weights divided by their sum",
+            "written": True,
+            "label": "normalised",
+        },
+    )
+    boundary_dim: int | None = field(
+        default=None,
+        metadata={"name": "Dim", "meaning": "the head width of a window's boundaries", "takes_number": True},
+    )
+    gate: bool = field(
+        default=False,
+        metadata={
+            "name": "Gate",
+            "meaning": (
+                "a gate per head that starts at 0, for adding a multiplicative window to a trained model"
+            ),
+            "written": True,
+        },
+    )
+    relative_size: int | None = field(
+        default=None,
+        metadata={
+            "name": "Dist",
+            "meaning": "relative positions in the scores, clipped at a distance",
+            "written": 16,
+            "takes_number": True,
+            "roles": SELF_ROLES,
+        },
+    )
 
     def __post_init__(self) -> None:
         """Raise unless each option is one; whether its kind has it, and the sizes, the module checks."""
@@ -76,17 +128,35 @@ class Attention:
             if getattr(self, name) is not None:
                 check_positive(name, getattr(self, name))
 
+    def chosen(self) -> dict[Option, Any]:
+        """Return the options that differ from their defaults, with their values."""
+        values = {one: getattr(self, one.argument) for one in OPTIONS.values()}
+        return {one: value for one, value in values.items() if value != one.default}
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of the module for the options that the kind has."""
+        names = [OPTIONS[name].argument for name in KINDS[self.kind].options]
+        return {name: getattr(self, name) for name in names}
+
+    def window_options(self, window_tolerance: float) -> Options:
+        """Return the options of a window of this kind."""
+        shared = {name: value for name, value in self.arguments().items() if name in Options._fields}
+        return Options(window_tolerance=window_tolerance, **shared)
+
     def __str__(self) -> str:
         size = "" if self.size in (None, KINDS[self.kind].size) else f"={self.size}"
-        segment = {1: "", SEGMENT_SIZE: ",Seg"}.get(self.segment_size, f",Seg={self.segment_size}")
-        exact = ",Exact" if self.expectation == "exact" else ""
-        norm = ",Norm" if self.normalize else ""
-        narrow = "" if self.boundary_dim is None else f",Dim={self.boundary_dim}"
-        gate = ",Gate" if self.gate else ""
-        relative = {None: "", RELATIVE_SIZE: ",Dist"}.get(self.relative_size, f",Dist={self.relative_size}")
-        return f"{self.kind}{size}{segment}{exact}{norm}{narrow}{gate}{relative}"
+        options = "".join(
+            f",{one.name}" if value == one.written else f",{one.name}={value}"
+            for one, value in self.chosen().items()
+        )
+        return f"{self.kind}{size}{options}"
 
 
+OPTIONS: dict[str, Option] = {
+    one.metadata["name"]: Option(argument=one.name, default=one.default, **one.metadata)
+    for one in fields(Attention)
+    if one.metadata
+}
 GLOBAL = Attention()
 
 
@@ -100,11 +170,11 @@ def build_attention(
 ) -> StackedAttention:
     """Build the module of an attention of the notation; the tolerance is for windows.
 
-    >>> build_attention(Attention("AW", segment_size=5), 16, 2).segment_size
+    >>> build_attention(Attention("AW", segment_size=5), 16, 2).options.segment_size
     5
     """
     kind = KINDS[attention.kind]
-    arguments = {OPTIONS[name].argument: getattr(attention, OPTIONS[name].argument) for name in kind.options}
+    arguments = attention.arguments()
     if kind.size is not None:
         arguments["size"] = kind.size if attention.size is None else attention.size
     if attention.kind in WINDOWED:

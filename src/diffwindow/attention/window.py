@@ -1,6 +1,6 @@
 """WindowAttention: multi-head attention that learns, for every query and head, where to look."""
 
-from typing import Literal, get_args
+from typing import Literal, Unpack, get_args
 
 import torch
 import torch.nn.functional as F
@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from diffwindow import functional, ops
 from diffwindow.attention.base import Rotary, StackedAttention, check_heads
-from diffwindow.attention.plain import plain_attention, plain_weights
 from diffwindow.attention.visibility import (
     EVERYTHING,
     Visibility,
@@ -18,18 +17,19 @@ from diffwindow.attention.visibility import (
     hidden,
     read_masks,
 )
+from diffwindow.attention.window_module import WindowModule
 from diffwindow.checks import (
-    EXPECTATIONS,
-    Expectation,
+    Options,
+    WindowOptions,
     check_bool,
     check_float_type,
     check_floats,
-    check_normalize,
     check_not_traced,
     check_positive,
-    check_segment_size,
     check_tensor,
-    check_tolerance,
+    check_window_options,
+    read_options,
+    show_options,
 )
 from diffwindow.functional import Maps
 from diffwindow.kernels import few_rows
@@ -37,33 +37,36 @@ from diffwindow.messages import check_choice
 
 Window = Literal["additive", "multiplicative"]
 WINDOWS: tuple[str, ...] = get_args(Window)
-Positions = Literal["none", "rotary"]
-POSITIONS: tuple[str, ...] = get_args(Positions)
 
 
-class WindowAttention(StackedAttention):
+class WindowAttention(StackedAttention, WindowModule):
     """Attend through a learned window, with the call of `torch.nn.MultiheadAttention`.
 
     Unlike there, `batch_first` is True by default: in a layer of `torch.nn`, give it the layer's own.
 
     One stacked projection holds, in this order, the queries (global, left, right, local), the keys (the
     same) and the values; a multiplicative window has no local pair. It is initialised Xavier-uniform as a
-    whole, so pointers start near uniform; biases start at zero. `boundary_dim`, the head width of the left
-    and right pairs, is that of the others unless a smaller one is given.
+    whole, so pointers start near uniform; biases start at zero.
 
-    `gate=True` gives a multiplicative window one learned g per head: the weights are
-    softmax(s) ⊙ (1 + g(M − 1)), with g = 0 at the start, so that a window added to a trained model changes
-    nothing at first. The paper has no gate.
-
-    `window_tolerance` sets M to 0 where it is below, which lets kernels skip keys outside the window.
-    `normalize=True` makes the weights of a multiplicative window sum to one: softmax(s + log M).
-
-    `relative_size=16` adds q_i·a_{j−i}/√e to the scores, with the distance clipped (the keys' part of Shaw et
-    al. 2018), for self-attention. Its gradient runs in plain PyTorch.
-
-    `positions="rotary"` is for self-attention: queries and keys are rotated by their positions, the queries
-    being the last of the keys. `rotary` chooses what is rotated: the scores (local ones too), the pointers or
-    both.
+    Args:
+        embed_dim: The width d of queries, keys, values and outputs, `[b n d]`.
+        num_heads: The number of heads, which divides the width.
+        dropout: The share of weights to drop in training.
+        bias: Add a bias to the projections.
+        window: "additive", softmax(s + o ⊙ M), or "multiplicative", softmax(s) ⊙ M.
+        segment_size: As in `window_attention`; so are `expectation`, `normalize` and `window_tolerance`.
+        boundary_dim: The head width of the pointers; that of the other heads unless a smaller one is given.
+        gate: Give a multiplicative window one learned g per head: the weights are
+            softmax(s) ⊙ (1 + g(M − 1)), with g = 0 at the start, so that a window added to a trained model
+            changes nothing at first. The paper has no gate.
+        relative_size: Add q_i·a_{j−i}/√e to the scores, with the distance clipped at this size (the keys'
+            part of Shaw et al. 2018), for self-attention. Its gradient runs in plain PyTorch.
+        rotary: Rotate queries and keys by their positions in self-attention, where the queries are the last
+            of the keys: those of the "scores" (local ones too), of the "pointers" or "both".
+        batch_first: Take and return `[b n d]`, not `[n b d]`.
+        impl: As in `window_attention`.
+        device: Where the weights are made.
+        dtype: The type of the weights.
 
     >>> attention = WindowAttention(16, num_heads=2, window="multiplicative", segment_size=5)
     >>> x = torch.randn(3, 7, 16)
@@ -78,6 +81,7 @@ class WindowAttention(StackedAttention):
     in_proj_bias = None
     pointer_pairs = (1, 2)
 
+    @show_options(WindowOptions)
     def __init__(
         self,
         embed_dim: int,
@@ -86,27 +90,20 @@ class WindowAttention(StackedAttention):
         bias: bool = True,
         *,
         window: Window = "additive",
-        segment_size: int = 1,
-        expectation: Expectation = "paper",
-        window_tolerance: float = 0.0,
-        normalize: bool = False,
         boundary_dim: int | None = None,
         gate: bool = False,
         relative_size: int | None = None,
-        positions: Positions = "none",
-        rotary: Rotary = "scores",
+        rotary: Rotary | None = None,
         batch_first: bool = True,
         impl: ops.Impl = "auto",
         device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
+        **options: Unpack[WindowOptions],
     ) -> None:
         check_choice("window", window, WINDOWS)
-        check_choice("expectation", expectation, EXPECTATIONS)
         check_choice("impl", impl, ops.IMPLS)
-        check_choice("positions", positions, POSITIONS)
-        check_segment_size(segment_size)
-        check_tolerance("window_tolerance", window_tolerance)
-        check_normalize(normalize, additive=window == "additive")
+        chosen = read_options(options, WindowOptions)
+        check_window_options(chosen, additive=window == "additive")
         check_bool("gate", gate)
         check_bool("batch_first", batch_first)
         if dtype is not None:
@@ -119,8 +116,6 @@ class WindowAttention(StackedAttention):
             raise ValueError(f"boundary_dim={boundary_dim} is above the width of a head, {head_dim}")
         if relative_size is not None:
             check_positive("relative_size", relative_size)
-        if rotary != "scores" and positions != "rotary":
-            raise ValueError(f'rotary={rotary!r} is for positions="rotary", not {positions!r}')
         # Queries and keys of the score, the two boundaries and, if additive, the local score.
         local = (head_dim,) if window == "additive" else ()
         score_dims = (head_dim, boundary_dim, boundary_dim, *local)
@@ -134,14 +129,11 @@ class WindowAttention(StackedAttention):
         self.key_table = None if rows is None else nn.Parameter(nn.init.xavier_uniform_(rows))
         self.window = window
         self.kind = "AW" if window == "additive" else "MW"
-        self.segment_size = segment_size
-        self.expectation: Expectation = expectation
-        self.window_tolerance = window_tolerance
-        self.normalize = normalize
+        self.options = chosen
         self.boundary_dim = boundary_dim
         self.batch_first = batch_first
-        self.impl: ops.Impl = impl
-        if positions == "rotary":
+        self.impl = impl
+        if rotary is not None:
             self.use_rotary(rotary)
         self.to(device=device, dtype=dtype)
 
@@ -225,30 +217,9 @@ class WindowAttention(StackedAttention):
         keys: Float[Tensor, "b k keys"],
         visibility: Visibility,
     ) -> Float[Tensor, "b q d"]:
-        q, q_left, q_right, *q_local = self.query_heads(queries)
-        k, k_left, k_right, *k_local, v = self.key_heads(keys)
-        visibility = self._with_distances(visibility, q, keys.shape[1])
-        heads = ops.window_attention(
-            q,
-            k,
-            v,
-            ops.Boundaries(q_left, k_left, q_right, k_right),
-            (q_local[0], k_local[0]) if self.window == "additive" else None,
-            **visibility._asdict(),
-            segment_size=self.segment_size,
-            expectation=self.expectation,
-            window_tolerance=self.window_tolerance,
-            normalize=self.normalize,
-            dropout_p=self._active_dropout(),
-            impl=self.impl,
-        )
-        if self.gate is not None:
-            # dropout is drawn anew, apart from that of the windowed heads
-            seen = visibility.visible(q, k)
-            k, v = (functional.zero_unseen_keys(x, seen) for x in (k, v))
-            plain = plain_attention(q, k, v, visibility, dropout_p=self._active_dropout())
-            heads = mix_heads(plain, heads, self.gate)
-        return self._merge_heads(heads)
+        q, k, v, boundaries, local = self.split_heads(queries, keys)
+        options = self._call_options(visibility, q, keys)._replace(dropout_p=self._active_dropout())
+        return self._merge_heads(self._window_heads(q, k, v, boundaries, local, options))
 
     def maps(
         self,
@@ -257,30 +228,24 @@ class WindowAttention(StackedAttention):
         visibility: Visibility = EVERYTHING,
     ) -> Maps:
         """Return what `attend` does with these arguments to each pair of query and key, without dropout."""
-        q, q_left, q_right, *q_local = self.query_heads(queries)
-        k, k_left, k_right, *k_local, _ = self.key_heads(keys)
-        visibility = self._with_distances(visibility, q, keys.shape[1])
-        maps = ops.window_maps(
-            q,
-            k,
-            ops.Boundaries(q_left, k_left, q_right, k_right),
-            (q_local[0], k_local[0]) if self.window == "additive" else None,
-            **visibility._asdict(),
-            segment_size=self.segment_size,
-            expectation=self.expectation,
-            window_tolerance=self.window_tolerance,
-            normalize=self.normalize,
-        )
-        if self.gate is None:
-            return maps
-        plain = plain_weights(q, k, visibility)
-        return maps._replace(weights=mix_heads(plain, maps.weights, self.gate))
+        q, k, _, boundaries, local = self.split_heads(queries, keys)
+        return self._window_maps(q, k, boundaries, local, self._call_options(visibility, q, keys))
 
-    def _with_distances(self, visibility: Visibility, q: Tensor, num_keys: int) -> Visibility:
-        """Add the scores of relative positions, if there are any, to the bias."""
-        if self.key_table is None:
-            return visibility
-        return visibility._replace(attn_bias=visibility.biased(distance_scores(q, self.key_table, num_keys)))
+    def split_heads(
+        self, queries: Float[Tensor, "b q queries"], keys: Float[Tensor, "b k keys"]
+    ) -> tuple[Tensor, Tensor, Tensor, ops.Boundaries, ops.Local | None]:
+        """View projected queries and keys as the arguments of `ops.window_attention`: q, k, v, and so on."""
+        q, q_left, q_right, *q_local = self.query_heads(queries)
+        k, k_left, k_right, *k_local, v = self.key_heads(keys)
+        local = (q_local[0], k_local[0]) if self.window == "additive" else None
+        return q, k, v, ops.Boundaries(q_left, k_left, q_right, k_right), local
+
+    def _call_options(self, visibility: Visibility, q: Tensor, keys: Tensor) -> Options:
+        """Join the window's options with what is visible, and the scores of relative positions, if any."""
+        if self.key_table is not None:
+            distances = distance_scores(q, self.key_table, keys.shape[1])
+            visibility = visibility._replace(attn_bias=visibility.biased(distances))
+        return self.options._replace(**visibility._asdict())
 
     @property
     def in_proj_weight(self) -> "_NoFastPath":
@@ -290,9 +255,7 @@ class WindowAttention(StackedAttention):
     def extra_repr(self) -> str:
         """Show the settings in the module's repr."""
         return (
-            f"{self.embed_dim}, num_heads={self.num_heads}, window={self.window!r}, "
-            f"segment_size={self.segment_size}, expectation={self.expectation!r}, "
-            f"window_tolerance={self.window_tolerance}, normalize={self.normalize}, "
+            f"{self.embed_dim}, num_heads={self.num_heads}, window={self.window!r}, {self._show_options()}, "
             f"boundary_dim={self.boundary_dim}, gate={self.gate is not None}, "
             f"relative_size={self.relative_size}, rotary={self.rotary!r}, dropout={self.dropout}, "
             f"batch_first={self.batch_first}, impl={self.impl!r}"
@@ -397,20 +360,6 @@ class WindowAttention(StackedAttention):
             )
 
 
-def mix_heads(
-    plain: Float[Tensor, "b h q n"], windowed: Float[Tensor, "b h q n"], gate: Float[Tensor, " h"]
-) -> Float[Tensor, "b h q n"]:
-    """Open the window of each head by its gate: (1 − g) · plain + g · windowed, exactly plain at g = 0.
-
-    The weights are softmax(s) ⊙ (1 + g(M − 1)), which is linear in M: so this also mixes outputs. Those of a
-    normalised window are mixed with softmax(s) in the same way.
-
-    >>> mix_heads(torch.ones(1, 2, 1, 1), torch.zeros(1, 2, 1, 1), torch.tensor([0.0, 0.25])).flatten()
-    tensor([1.0000, 0.7500])
-    """
-    return torch.lerp(plain, windowed.to(plain.dtype), gate.to(plain.dtype)[:, None, None])
-
-
 class _NoFastPath:
     """Stands for a weight in torch's checks, which leave alone whatever overrides `__torch_function__`."""
 
@@ -421,32 +370,3 @@ class _NoFastPath:
 def window_attentions(model: nn.Module) -> list[WindowAttention]:
     """List the window attentions of a model."""
     return [module for module in model.modules() if isinstance(module, WindowAttention)]
-
-
-def mean_window(
-    attention: WindowAttention,
-    queries: Float[Tensor, "b q queries"],
-    keys: Float[Tensor, "b k keys"],
-    visibility: Visibility = EVERYTHING,
-) -> Float[Tensor, ""]:
-    """Return the mean of M over the keys that a query sees, averaged over queries, heads and the batch.
-
-    Queries that are padding count as well. Uniform attention to values of one gives it to each query, in
-    memory linear in the length.
-    """
-    q, q_left, q_right, *_ = attention.query_heads(queries)
-    k, k_left, k_right, *_, v = attention.key_heads(keys)
-    means = ops.window_attention(
-        q.new_zeros(*q.shape[:3], 1),
-        k.new_zeros(*k.shape[:3], 1),
-        v.new_ones(*v.shape[:3], 1),
-        ops.Boundaries(q_left, k_left, q_right, k_right),
-        attn_mask=visibility.visible(q, k) if visibility.attn_bias is not None else visibility.attn_mask,
-        is_causal=visibility.is_causal,
-        segment_size=attention.segment_size,
-        segment_origin=visibility.segment_origin,
-        expectation=attention.expectation,
-        window_tolerance=attention.window_tolerance,
-        impl=attention.impl,
-    )
-    return means.float().mean()

@@ -14,8 +14,9 @@ from jaxtyping import Bool, Float
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from diffwindow import ops
 from diffwindow.attention.base import watch
-from diffwindow.attention.visibility import Visibility
+from diffwindow.attention.visibility import EVERYTHING, Visibility
 from diffwindow.attention.window import WindowAttention, window_attentions
 from diffwindow.checks import check_tolerance
 from diffwindow.data.store import Store
@@ -121,6 +122,35 @@ def _any_in_tile(seen: Bool[Tensor, "*lead q k"]) -> Bool[Tensor, "*lead tq tk"]
     return F.max_pool2d(images.float(), TILE, ceil_mode=True) > 0
 
 
+def mean_window(
+    attention: WindowAttention,
+    queries: Float[Tensor, "b q queries"],
+    keys: Float[Tensor, "b k keys"],
+    visibility: Visibility = EVERYTHING,
+) -> Float[Tensor, ""]:
+    """Return the mean of M over the keys that a query sees, averaged over queries, heads and the batch.
+
+    Queries that are padding count as well. Uniform attention to values of one gives it to each query, in
+    memory linear in the length.
+    """
+    q, k, v, boundaries, _ = attention.split_heads(queries, keys)
+    options = attention.options._replace(
+        attn_mask=visibility.visible(q, k) if visibility.attn_bias is not None else visibility.attn_mask,
+        is_causal=visibility.is_causal,
+        segment_origin=visibility.segment_origin,
+        normalize=False,
+    )
+    means = ops.window_attention(
+        q.new_zeros(*q.shape[:3], 1),
+        k.new_zeros(*k.shape[:3], 1),
+        v.new_ones(*v.shape[:3], 1),
+        boundaries,
+        impl=attention.impl,
+        **options._asdict(),
+    )
+    return means.float().mean()
+
+
 # enough for a share to two digits, and few beside a validation
 EXAMPLES = 16
 
@@ -132,20 +162,20 @@ def outside_shares(task: Task[B], model: nn.Module, split: str) -> dict[str, flo
     queries × keys values. Return nothing if no window has a tolerance.
     """
     windows = window_attentions(model)
-    if not any(module.window_tolerance for module in windows):
+    if not any(module.options.window_tolerance for module in windows):
         return {}
     counts = OutsideCounts()
 
     def watcher(attention: WindowAttention, queries: Tensor, keys: Tensor, visibility: Visibility) -> None:
         nonlocal counts
-        if not attention.window_tolerance:
+        if not attention.options.window_tolerance:
             return
         soft = attention.maps(queries, keys, visibility).window
         assert soft is not None
         window = soft.values
         seen = visibility.visible(attention.query_heads(queries)[0], attention.key_heads(keys)[0])
         visible = torch.ones_like(window, dtype=torch.bool) if seen is None else seen.expand_as(window)
-        counts = counts.plus(count_outside(window, visible, attention.window_tolerance))
+        counts = counts.plus(count_outside(window, visible, attention.options.window_tolerance))
 
     number = len(task.lengths(split)[0])
     rows = sorted(set(np.linspace(0, number - 1, EXAMPLES).round().astype(int).tolist())) if number else []

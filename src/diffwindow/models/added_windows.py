@@ -201,17 +201,13 @@ def _windowed(
         plain.embed_dim,
         plain.num_heads,
         window=WINDOWED[chosen.kind],
-        segment_size=chosen.segment_size,
-        expectation=chosen.expectation,
         window_tolerance=window_tolerance,
-        normalize=chosen.normalize,
-        boundary_dim=chosen.boundary_dim,
-        gate=chosen.gate,
         dropout=plain.dropout,
         bias=bias is not None,
         batch_first=batch_first,
         device=weight.device,
         dtype=weight.dtype,
+        **chosen.arguments(),
     )
     with torch.no_grad():
         for stacked, source in ((window.in_proj.weight, weight), (window.in_proj.bias, bias)):

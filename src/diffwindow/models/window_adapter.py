@@ -1,17 +1,18 @@
 """WindowAdapter: a window beside the attention of a foreign model, on its projected queries and keys."""
 
 import math
+from typing import Unpack
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from diffwindow import functional, ops
 from diffwindow.attention.kinds import WINDOWED
-from diffwindow.attention.plain import plain_attention, plain_weights
-from diffwindow.attention.visibility import Visibility, first_true
-from diffwindow.attention.window import mix_heads
-from diffwindow.checks import check_tolerance
+from diffwindow.attention.visibility import first_true
+from diffwindow.attention.window_module import WindowModule
+from diffwindow.checks import CallOptions, Options, check_window_options
+from diffwindow.functional import Maps
 from diffwindow.kernels import cpu
 from diffwindow.models.added_windows import WindowInit
 from diffwindow.notation import Attention
@@ -46,7 +47,7 @@ class HeadPair(nn.Module):
         return projected.to(q.dtype)
 
 
-class WindowAdapter(nn.Module):
+class WindowAdapter(WindowModule):
     """A window on projected queries and keys: the child of an attention module, which calls it to attend.
 
     With `init="identity"` it starts as plain attention: the query side of an additive window's local score is
@@ -69,17 +70,18 @@ class WindowAdapter(nn.Module):
         init: WindowInit = "identity",
     ) -> None:
         super().__init__()
-        check_tolerance("window_tolerance", window_tolerance)
+        additive = WINDOWED[attention.kind] == "additive"
+        self.options = attention.window_options(window_tolerance)
+        check_window_options(self.options, additive=additive)
         width = attention.boundary_dim or head_dim
         if width > head_dim:
             raise ValueError(f"{attention} has wider boundaries than the heads, which are {head_dim} wide")
         self.attention = attention
         self.num_heads, self.head_dim = num_heads, head_dim
-        self.window_tolerance = window_tolerance
+        self.impl = "auto"
         self.init: WindowInit = init
         self.left = HeadPair(num_heads, head_dim, width)
         self.right = HeadPair(num_heads, head_dim, width)
-        additive = WINDOWED[attention.kind] == "additive"
         self.local = HeadPair(num_heads, head_dim, head_dim) if additive else None
         self.gate = nn.Parameter(torch.empty(num_heads)) if attention.gate else None
         self.width: Float[Tensor, ""] | None = None
@@ -101,12 +103,7 @@ class WindowAdapter(nn.Module):
         q: Float[Tensor, "b h q e"],
         k: Float[Tensor, "b g k e"],
         v: Float[Tensor, "b g k w"],
-        *,
-        attn_mask: Bool[Tensor, "..."] | None = None,
-        attn_bias: Float[Tensor, "..."] | None = None,
-        is_causal: bool = False,
-        scale: float | None = None,
-        dropout_p: float = 0.0,
+        **call: Unpack[CallOptions],
     ) -> Float[Tensor, "b h q w"]:
         """Attend through the window; the options are those of `ops.window_attention`.
 
@@ -123,72 +120,30 @@ class WindowAdapter(nn.Module):
             k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
         # under autocast rotary queries and keys are wider than the values
         q, k = q.to(v.dtype), k.to(v.dtype)
-        segment_origin = self.segment_origin(attn_mask, q.shape[0])
+        options = self.call_options(q.shape[0], **call)
         # a step of decoding has one query, too few to be worth the time; a transform's tensors end with it
         if (q.shape[2] > 1 or self.width is None) and not cpu.observed():
-            self.width = self._mean_width(q, k, attn_mask, segment_origin, scale, is_causal=is_causal)
+            self.width = self._mean_width(q, k, options)
         local = None if self.local is None else (self.local(q), k)
-        windowed = ops.window_attention(
-            q,
-            k,
-            v,
-            ops.Boundaries(self.left(q), k, self.right(q), k),
-            local,
-            normalize=self.attention.normalize,
-            attn_mask=attn_mask,
-            attn_bias=attn_bias,
-            is_causal=is_causal,
-            segment_size=self.attention.segment_size,
-            segment_origin=segment_origin,
-            expectation=self.attention.expectation,
-            window_tolerance=self.window_tolerance,
-            scale=scale,
-            dropout_p=dropout_p,
-        )
-        if self.gate is None:
-            return windowed
-        visibility = Visibility(attn_mask, is_causal, attn_bias=attn_bias)
-        plain = plain_attention(q, k, v, visibility, dropout_p=dropout_p, scale=scale)
-        return mix_heads(plain, windowed, self.gate)
+        boundaries = ops.Boundaries(self.left(q), k, self.right(q), k)
+        return self._window_heads(q, k, v, boundaries, local, options)
 
-    def segment_origin(self, attn_mask: Bool[Tensor, "..."] | None, batch: int) -> Int[Tensor, " b"] | None:
-        """Return the key where the segments of each sequence start; None where that is the first."""
-        if attn_mask is None or self.attention.segment_size == 1:
-            return None
-        return first_true(attn_mask.flatten(1, -2).any(1).expand(batch, -1))
+    def call_options(self, batch: int, **call: Unpack[CallOptions]) -> Options:
+        """Join the window's options with those of a call, and say where the segments start."""
+        options = self.options._replace(**call)
+        mask = options.attn_mask
+        if mask is None or options.segment_size == 1:
+            return options
+        return options._replace(segment_origin=first_true(mask.flatten(1, -2).any(1).expand(batch, -1)))
 
     def maps(
-        self,
-        q: Float[Tensor, "b h q e"],
-        k: Float[Tensor, "b g k e"],
-        *,
-        attn_mask: Bool[Tensor, "..."] | None = None,
-        attn_bias: Float[Tensor, "..."] | None = None,
-        is_causal: bool = False,
-        scale: float | None = None,
-    ) -> ops.Maps:
-        """Return what `forward` does with each pair of query and key, without dropout."""
+        self, q: Float[Tensor, "b h q e"], k: Float[Tensor, "b g k e"], **call: Unpack[CallOptions]
+    ) -> Maps:
+        """Return what `forward` does with each pair of query and key."""
         k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1).to(q.dtype)
-        maps = ops.window_maps(
-            q,
-            k,
-            ops.Boundaries(self.left(q), k, self.right(q), k),
-            None if self.local is None else (self.local(q), k),
-            attn_mask=attn_mask,
-            attn_bias=attn_bias,
-            is_causal=is_causal,
-            segment_size=self.attention.segment_size,
-            segment_origin=self.segment_origin(attn_mask, q.shape[0]),
-            expectation=self.attention.expectation,
-            window_tolerance=self.window_tolerance,
-            normalize=self.attention.normalize,
-            scale=scale,
-        )
-        if self.gate is None:
-            return maps
-        visibility = Visibility(attn_mask, is_causal, attn_bias=attn_bias)
-        plain = plain_weights(q, k, visibility, scale=scale)
-        return maps._replace(weights=mix_heads(plain, maps.weights, self.gate))
+        local = None if self.local is None else (self.local(q), k)
+        boundaries = ops.Boundaries(self.left(q), k, self.right(q), k)
+        return self._window_maps(q, k, boundaries, local, self.call_options(q.shape[0], **call))
 
     def mean_width(self) -> float | None:
         """Return the mean number of keys between the boundaries in the last call; None before the first.
@@ -199,35 +154,27 @@ class WindowAdapter(nn.Module):
         return None if self.width is None or self.width.is_meta else float(self.width)
 
     @torch.no_grad()
-    def _mean_width(
-        self,
-        q: Tensor,
-        k: Tensor,
-        attn_mask: Tensor | None,
-        segment_origin: Tensor | None,
-        scale: float | None,
-        *,
-        is_causal: bool,
-    ) -> Tensor:
+    def _mean_width(self, q: Tensor, k: Tensor, options: Options) -> Tensor:
         step = max(1, math.ceil(q.shape[2] / SAMPLED_QUERIES))
         visible = None
-        if attn_mask is not None:
-            visible = attn_mask.expand(q.shape[0], -1, q.shape[2], k.shape[2])[:1, :, ::step]
-        if is_causal:
+        if options.attn_mask is not None:
+            visible = options.attn_mask.expand(q.shape[0], -1, q.shape[2], k.shape[2])[:1, :, ::step]
+        if options.is_causal:
             queries = torch.arange(0, q.shape[2], step, device=q.device)[:, None]
             causal = torch.arange(k.shape[2], device=q.device) <= queries
             visible = causal if visible is None else visible & causal
         q, k = q[:1, :, ::step], k[:1]
         phi_left, phi_right = (
-            functional.boundary(pair(q), k, mask=visible, scale=scale) for pair in (self.left, self.right)
+            functional.boundary(pair(q), k, mask=visible, scale=options.scale)
+            for pair in (self.left, self.right)
         )
         window = functional.soft_window(
             phi_left,
             phi_right,
-            segment_size=self.attention.segment_size,
-            segment_origin=None if segment_origin is None else segment_origin[:1],
+            segment_size=options.segment_size,
+            segment_origin=None if options.segment_origin is None else options.segment_origin[:1],
             expectation="exact",
-            tolerance=self.window_tolerance,
+            tolerance=options.window_tolerance,
         )
         if visible is not None:
             # segments go on after what a query sees
@@ -237,6 +184,6 @@ class WindowAdapter(nn.Module):
     def extra_repr(self) -> str:
         """Show the settings in the module's repr."""
         return (
-            f"{self.attention}, num_heads={self.num_heads}, window_tolerance={self.window_tolerance}, "
-            f"init={self.init!r}"
+            f"{self.attention}, num_heads={self.num_heads}, "
+            f"window_tolerance={self.options.window_tolerance}, init={self.init!r}"
         )

@@ -16,7 +16,8 @@ from torch.optim import Adam, AdamW
 
 from diffwindow.attention.base import watch
 from diffwindow.attention.baselines import mean_span
-from diffwindow.attention.window import mean_window, window_attentions
+from diffwindow.attention.window import window_attentions
+from diffwindow.evaluation.windows import mean_window
 from diffwindow.tasks.task import B, Task
 from diffwindow.training.config import Precision, TrainConfig
 from diffwindow.training.distributed import World

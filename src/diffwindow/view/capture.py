@@ -14,8 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from diffwindow.attention.base import StackedAttention, watch
+from diffwindow.attention.kinds import OPTIONS
 from diffwindow.attention.visibility import Visibility
 from diffwindow.attention.window import WindowAttention
+from diffwindow.attention.window_module import WindowModule
 from diffwindow.checks import check_whole
 from diffwindow.functional import Maps
 from diffwindow.messages import quote
@@ -105,11 +107,11 @@ def _record_added(
 
     def hook(_: nn.Module, args: tuple[Tensor, ...], options: dict[str, Any], __: Tensor) -> None:
         q, k, v = args
-        seen = {name: value for name, value in options.items() if name != "dropout_p"}
+        seen = options | {"dropout_p": 0.0}
         with torch.no_grad():
             maps = window.maps(q.to(v.dtype), k.to(v.dtype), **seen)
-        mask = options.get("attn_mask")
-        into.append(call(maps, Visibility(mask, segment_origin=window.segment_origin(mask, len(q)))))
+        origin = window.call_options(len(q), **seen).segment_origin
+        into.append(call(maps, Visibility(options.get("attn_mask"), segment_origin=origin)))
 
     handle = window.register_forward_hook(hook, with_kwargs=True)
     try:
@@ -171,13 +173,9 @@ def _layers(modules: Mapping[str, Captured], calls: Mapping[str, _Call]) -> list
         role, call = roles[name], calls[name]
         queries, keys = _sides(role, alone=alone)
         fields: dict[str, Any] = dict(call.arrays)
-        settings = module.attention if isinstance(module, WindowAdapter) else module
-        if "window" in fields:
-            fields |= {
-                "segment_size": settings.segment_size,
-                "expectation": settings.expectation,
-                "window_tolerance": module.window_tolerance,
-            }
+        if isinstance(module, WindowModule):
+            names = ("segment_size", "expectation", "window_tolerance")
+            fields |= {name: getattr(module.options, name) for name in names}
         layers.append(
             LayerMaps(
                 role=role,
@@ -238,11 +236,13 @@ def kind_of(module: Captured) -> str:
         return str(module.attention) + _tolerance_of(module)
     if not isinstance(module, WindowAttention):
         return module.kind
-    segments = f", segments of {module.segment_size}" if module.segment_size > 1 else ""
-    exact = ", exact" if module.expectation == "exact" else ""
-    normalised = ", normalised" if module.normalize else ""
-    return module.kind + segments + exact + normalised + _tolerance_of(module)
+    labels = ""
+    for option in OPTIONS.values():
+        if option.label is not None and (value := getattr(module.options, option.argument)) != option.default:
+            labels += f", {option.label.format(value)}"
+    return module.kind + labels + _tolerance_of(module)
 
 
-def _tolerance_of(module: WindowAttention | WindowAdapter) -> str:
-    return f", tolerance {module.window_tolerance:g}" if module.window_tolerance else ""
+def _tolerance_of(module: WindowModule) -> str:
+    tolerance = module.options.window_tolerance
+    return f", tolerance {tolerance:g}" if tolerance else ""

@@ -1,0 +1,100 @@
+"""WindowModule: what a layer with a window and a window beside a foreign attention share."""
+
+from contextlib import ExitStack
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from diffwindow import functional, ops
+from diffwindow.attention.plain import plain_attention, plain_weights
+from diffwindow.attention.visibility import Visibility
+from diffwindow.checks import Options, WindowOptions
+from diffwindow.functional import Maps
+from diffwindow.messages import check_choice
+
+
+class WindowModule(nn.Module):
+    """A module with a window: its options, the gate of each head if it has gates, and what computes it."""
+
+    options: Options
+    gate: nn.Parameter | None
+    impl: ops.Impl
+
+    def _window_heads(
+        self,
+        q: Float[Tensor, "b h q e"],
+        k: Float[Tensor, "b h k e"],
+        v: Float[Tensor, "b h k w"],
+        boundaries: ops.Boundaries,
+        local: ops.Local | None,
+        options: Options,
+    ) -> Float[Tensor, "b h q w"]:
+        """Attend through the window, opened by the gate."""
+        heads = ops.window_attention(q, k, v, boundaries, local, impl=self.impl, **options._asdict())
+        if self.gate is None:
+            return heads
+        # dropout is drawn anew, apart from that of the windowed heads
+        visibility = _visibility_of(options)
+        seen = visibility.visible(q, k)
+        k, v = (functional.zero_unseen_keys(x, seen) for x in (k, v))
+        plain = plain_attention(q, k, v, visibility, dropout_p=options.dropout_p, scale=options.scale)
+        return mix_heads(plain, heads, self.gate)
+
+    def _window_maps(
+        self,
+        q: Float[Tensor, "b h q e"],
+        k: Float[Tensor, "b h k e"],
+        boundaries: ops.Boundaries,
+        local: ops.Local | None,
+        options: Options,
+    ) -> Maps:
+        """Return what `_window_heads` does with each pair of query and key."""
+        maps = ops.window_maps(q, k, boundaries, local, **options._asdict())
+        if self.gate is None:
+            return maps
+        plain = plain_weights(q, k, _visibility_of(options), scale=options.scale)
+        return maps._replace(weights=mix_heads(plain, maps.weights, self.gate))
+
+    def _show_options(self) -> str:
+        """Return the options of the window as a repr shows them."""
+        names = WindowOptions.__annotations__
+        return ", ".join(f"{name}={getattr(self.options, name)!r}" for name in names)
+
+
+def mix_heads(
+    plain: Float[Tensor, "b h q n"], windowed: Float[Tensor, "b h q n"], gate: Float[Tensor, " h"]
+) -> Float[Tensor, "b h q n"]:
+    """Open the window of each head by its gate: (1 − g) · plain + g · windowed, exactly plain at g = 0.
+
+    The weights are softmax(s) ⊙ (1 + g(M − 1)), which is linear in M: so this also mixes outputs. Those of a
+    normalised window are mixed with softmax(s) in the same way.
+
+    >>> mix_heads(torch.ones(1, 2, 1, 1), torch.zeros(1, 2, 1, 1), torch.tensor([0.0, 0.25])).flatten()
+    tensor([1.0000, 0.7500])
+    """
+    return torch.lerp(plain, windowed.to(plain.dtype), gate.to(plain.dtype)[:, None, None])
+
+
+def use_impl(model: nn.Module, impl: ops.Impl) -> ExitStack:
+    """Let all windows of a model run in one implementation, from now on or while a context lasts.
+
+    >>> from diffwindow import WindowAttention
+    >>> model = WindowAttention(16, num_heads=2)
+    >>> with use_impl(model, "reference"):
+    ...     model.impl
+    'reference'
+    >>> model.impl
+    'auto'
+    """
+    check_choice("impl", impl, ops.IMPLS)
+    before = ExitStack()
+    for module in model.modules():
+        if isinstance(module, WindowModule):
+            before.callback(setattr, module, "impl", module.impl)
+            module.impl = impl
+    return before
+
+
+def _visibility_of(options: Options) -> Visibility:
+    return Visibility(options.attn_mask, options.is_causal, options.segment_origin, options.attn_bias)
