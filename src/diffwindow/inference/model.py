@@ -172,7 +172,7 @@ class LoadedModel:
                     for one in models
                 ]
             )
-            return [self._scored(ids, row) for ids, row in zip(chosen, log_probs, strict=True)]
+            return [self._score_of(ids, row) for ids, row in zip(chosen, log_probs, strict=True)]
 
         with evaluating(model) as device:
             return _by_length([*read, rows], work, progress)
@@ -195,7 +195,7 @@ class LoadedModel:
             raise ValueError("an ensemble has no attention of its own; load one of its models")
         return attention_trace(self.members[0], text, target=target, decoding=self.decoding)
 
-    def _scored(self, ids: Sequence[int], log_probs: Tensor) -> Score:
+    def _score_of(self, ids: Sequence[int], log_probs: Tensor) -> Score:
         by_token = log_probs[: len(ids) + 1].tolist()
         return Score(sum(by_token), self.tokenizer.tokens([*ids, EOS]), by_token)
 
@@ -209,7 +209,7 @@ class LoadedModel:
             raise ValueError(f"an ensemble of translators does not {purpose}; load one model")
         model = self.members[0].model
         if not isinstance(model, kind):
-            raise ValueError(f"{self.members[0].path} holds a {_named(model)}, which does not {purpose}")
+            raise ValueError(f"{self.members[0].path} holds a {_noun_of(model)}, which does not {purpose}")
         return model
 
 
@@ -217,12 +217,12 @@ def _check_ensemble(members: Sequence[ModelFolder]) -> None:
     first = members[0]
     for other in members:
         if not isinstance(other.model, Translator):
-            raise ValueError(f"{other.path} holds a {_named(other.model)}; an ensemble has translators")
+            raise ValueError(f"{other.path} holds a {_noun_of(other.model)}; an ensemble has translators")
         if other.vocabulary != first.vocabulary:
             raise ValueError(f"{other.path} has another vocabulary than {first.path}; an ensemble shares one")
 
 
-def _named(model: Model[Any]) -> str:
+def _noun_of(model: Model[Any]) -> str:
     return str(model.config.model).replace("_", " ")
 
 

@@ -39,7 +39,7 @@ class Savable(Protocol):
 
 
 class Model(nn.Module, Generic[C]):
-    """A model that can be saved as a folder and made from one."""
+    """The base of our models: a module with a config, saved to a folder and loaded from it."""
 
     config_class: ClassVar[type[ModelConfig]]
     config: C
@@ -50,9 +50,9 @@ class Model(nn.Module, Generic[C]):
 
     @classmethod
     def from_pretrained(cls: type[M], folder: Folder) -> M:
-        """Make the model that a folder holds, ready to decode; raise ValueError for one that does not fit.
+        """Load the model of a folder, in evaluation mode; raise ValueError if its files do not match.
 
-        Where the folder has a manifest, as saving writes it, every file is verified first.
+        Every file is verified first if the folder has a manifest, which `save_pretrained` writes.
         """
         path = Path(folder)
         if (path / MODEL_MANIFEST).exists():
@@ -144,7 +144,7 @@ def _as_config(config_class: type[ModelConfig], fields: dict[str, Any], place: P
 
 
 def _check_origin(folder: Path, config: ModelConfig, saved_with: str) -> None:
-    """Refuse weights beside a config that is not theirs, as a copy cut between the files leaves them."""
+    """Raise if the weights were saved with another config, as when copying a folder was interrupted."""
     weights = folder / WEIGHTS
     theirs = _as_config(type(config), parse_fields(saved_with, weights), weights)
     for name in type(config).model_fields:

@@ -43,7 +43,7 @@ def write_weights(path: Path, tensors: Mapping[str, Tensor], config: str) -> Non
 
 def read_weights(path: Path, *, containing: str = "") -> tuple[dict[str, Tensor], str | None]:
     """Return the tensors of a file with this text in their names, and the config in its header, if any."""
-    with _opened(path) as file:
+    with _open_weights(path) as file:
         names = [name for name in file.keys() if containing in name]  # noqa: SIM118
         return {name: file.get_tensor(name) for name in names}, _config(file)
 
@@ -66,12 +66,12 @@ def average_weights(paths: Sequence[Path]) -> tuple[dict[str, Tensor], str | Non
     """
     if not paths:
         raise ModelFileError("there is nothing to average; name at least one file or folder")
-    with _opened(paths[0]) as file:
+    with _open_weights(paths[0]) as file:
         names, config = list(file.keys()), _config(file)
         total = {name: _summand(paths[0], file, name) for name in names}
         dtypes = {name: file.get_tensor(name).dtype for name in names}
     for path in paths[1:]:
-        with _opened(path) as file:
+        with _open_weights(path) as file:
             if _config(file) != config or set(file.keys()) != set(names):
                 raise ModelFileError(
                     f"{path} is not of the same model as {paths[0]}; they cannot be averaged"
@@ -131,7 +131,7 @@ def write_folder(folder: Path, write_files: Callable[[Path], None], state: dict[
 
 
 def _rename(temporary: Path, folder: Path) -> None:
-    """Replace a folder by another; the old one is moved aside first and removed last."""
+    """Replace a folder by the temporary one: move the old one aside first, and remove it last."""
     old = folder.with_name(f".{folder.name}.old")
     _remove(old)
     if folder.exists() or folder.is_symlink():
@@ -142,7 +142,7 @@ def _rename(temporary: Path, folder: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Remove a folder; of a link to one, only the link."""
+    """Remove a folder, or the link if it is a link to one."""
     if path.is_symlink():
         path.unlink()
     shutil.rmtree(path, ignore_errors=True)
@@ -198,8 +198,8 @@ def _config(file: Any) -> str | None:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Any]:
-    """Open a safetensors file; if it is absent, cut short or something else, say so in one sentence."""
+def _open_weights(path: Path) -> Iterator[Any]:
+    """Open a safetensors file; raise if it is missing, truncated or something else."""
     check_regular(path)
     try:
         with safe_open(path, framework="pt") as file:
