@@ -2,13 +2,13 @@
 
 import sys
 
-from diffwindow.extras import MissingExtraError, require
+from diffwindow.extras import EXTRAS, MissingExtraError, require
 
 
 def main() -> None:
     """Run the command line if the packages it needs are installed."""
     try:
-        require("typer")
+        require(*EXTRAS["toolkit"])
     except MissingExtraError as error:
         print(f"diffwindow: {error}", file=sys.stderr)
         sys.exit(2)

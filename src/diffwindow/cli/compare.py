@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from diffwindow.cli.library import data_store, reproduce_findings, reproduce_jobs, reproduce_own_data
 from diffwindow.cli.options import Jobs
 from diffwindow.cli.reproduce import last_report, run_and_report, split_names
 
@@ -36,17 +37,18 @@ def compare(
 
     The same command resumes.
     """
-    from diffwindow.data.store import read_manifest
-    from diffwindow.reproduce.findings import findings
-    from diffwindow.reproduce.jobs import done_before, every_seed, usual_processes
-    from diffwindow.reproduce.own_data import own_jobs, own_table
-
     store = data.resolve()
-    table, scale = own_table(store, read_manifest(data), split_names(rows), overrides or [])
+    table, scale = reproduce_own_data.own_table(
+        store, data_store.read_manifest(data), split_names(rows), overrides or []
+    )
     command = shlex.join(["diffwindow", *sys.argv[1:]])
     numbers = range(1, seeds + 1)
-    asked = own_jobs(table, scale, numbers, store, out)
+    asked = reproduce_own_data.own_jobs(table, scale, numbers, store, out)
     # a report shows every finished run, whichever seeds were asked for
-    outcomes = done_before(own_jobs(table, scale, every_seed(numbers, scale, out), store, out))
-    run_and_report(table, scale, asked, outcomes, out, command, processes=jobs or usual_processes())
-    last_report(findings(table, scale, outcomes, command), outcomes, out)
+    outcomes = reproduce_jobs.done_before(
+        reproduce_own_data.own_jobs(table, scale, reproduce_jobs.every_seed(numbers, scale, out), store, out)
+    )
+    run_and_report(
+        table, scale, asked, outcomes, out, command, processes=jobs or reproduce_jobs.usual_processes()
+    )
+    last_report(reproduce_findings.findings(table, scale, outcomes, command), outcomes, out)

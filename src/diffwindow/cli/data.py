@@ -10,7 +10,20 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from diffwindow.cli.errors import naming_data_option
+from diffwindow.cli.library import (
+    data_corpora,
+    data_download,
+    data_lines,
+    data_own_files,
+    data_prepare,
+    data_readers,
+    data_recipe,
+    data_store,
+    data_tokenizer,
+)
 from diffwindow.cli.options import LabelColumn, TextColumn, check_partners
+from diffwindow.progress import show_progress
 
 if TYPE_CHECKING:
     from diffwindow.data.prepare import Estimate
@@ -80,11 +93,6 @@ def prepare(
 
     Files may be plain, .gz or .xz. The same command resumes an interrupted run, and leaves a finished one.
     """
-    from diffwindow.cli.errors import naming_data_option
-    from diffwindow.data.corpora import GENERATED, recipe_of
-    from diffwindow.data.readers import Columns
-    from diffwindow.data.tokenizer import Tokenizer
-
     inputs = {"a corpus": corpus, "--source": source, "--tsv": tsv, "--labels": labels, "--text": text}
     chosen = _chosen_input(inputs)
     sides = {
@@ -112,17 +120,21 @@ def prepare(
             f"--normalization {normalization} is for a new vocabulary, but {tokenizer} has its own; "
             "leave one out"
         )
-    if (rows or seed) and corpus not in GENERATED:
-        raise ValueError(f"--rows and --seed are for a generated corpus, one of {', '.join(GENERATED)}")
-    form: Normalization = Tokenizer.load(tokenizer).normalization if tokenizer else normalization or "nfc"
+    if (rows or seed) and corpus not in data_corpora.GENERATED:
+        raise ValueError(
+            f"--rows and --seed are for a generated corpus, one of {', '.join(data_corpora.GENERATED)}"
+        )
+    form: Normalization = (
+        data_tokenizer.Tokenizer.load(tokenizer).normalization if tokenizer else normalization or "nfc"
+    )
     with _naming_options(), naming_data_option():
         if corpus:
-            recipe = recipe_of(corpus, data, rows=rows, seed=seed)
+            recipe = data_corpora.recipe_of(corpus, data, rows=rows, seed=seed)
         elif source:
             recipe = _parallel_recipe(str(source), sides)
         else:
             files = {"train": tsv or labels or text, "valid": valid, "test": test}
-            columns = Columns(text_column, label_column)
+            columns = data_readers.Columns(text_column, label_column)
             recipe = _file_recipe(chosen, files, columns, form, skip_bad=skip_bad)
         known = {field: language for field, language in languages.items() if language}
         recipe = recipe.adjust(vocab_size=vocab_size, moses=moses, languages=known, normalization=form)
@@ -142,41 +154,41 @@ def _chosen_input(inputs: Mapping[str, object]) -> str:
 
 def _parallel_recipe(name: str, sides: dict[str, tuple[File, File]]) -> Recipe:
     """Return the recipe of a source and a target file for each split."""
-    from diffwindow.data.own_files import two_files
-    from diffwindow.data.recipe import Recipe
-
     splits = {
-        split: two_files(_existing(left, f"--{split}-source"), _existing(right, f"--{split}-target"))
+        split: data_own_files.two_files(
+            _existing(left, f"--{split}-source"), _existing(right, f"--{split}-target")
+        )
         for split, (left, right) in sides.items()
         if left or right
     }
-    return Recipe(name, "translation", splits)
+    return data_recipe.Recipe(name, "translation", splits)
 
 
 def _file_recipe(
     option: str, files: dict[str, File], columns: Columns, normalization: Normalization, *, skip_bad: bool
 ) -> Recipe:
     """Return the recipe of one file per split, of the kind that the option names."""
-    from diffwindow.data.own_files import labelled_recipe, plain_text, tsv_pairs
-    from diffwindow.data.recipe import Recipe
-
     existing = {split: _existing(file) for split, file in files.items() if file}
     if option == "--labels":
-        return labelled_recipe(existing, columns, skip_bad=skip_bad, normalization=normalization)
-    read, task = (plain_text, "lm") if option == "--text" else (tsv_pairs, "translation")
-    return Recipe(existing["train"].name, task, {split: read(file) for split, file in existing.items()})
+        return data_own_files.labelled_recipe(
+            existing, columns, skip_bad=skip_bad, normalization=normalization
+        )
+    read, task = (
+        (data_own_files.plain_text, "lm") if option == "--text" else (data_own_files.tsv_pairs, "translation")
+    )
+    return data_recipe.Recipe(
+        existing["train"].name, task, {split: read(file) for split, file in existing.items()}
+    )
 
 
 @contextmanager
 def _naming_options() -> Iterator[None]:
     """Name the option that helps where the library says what is wrong."""
-    from diffwindow.data.lines import BadRowError, NoColumnError
-
     try:
         yield
-    except BadRowError as error:
+    except data_lines.BadRowError as error:
         raise ValueError(f"{error}, or pass --skip-bad to leave such rows out and count them") from None
-    except NoColumnError as error:
+    except data_lines.NoColumnError as error:
         options = "--text-column and --label-column"
         raise ValueError(f"{error}: {options} take a name, or a number if there is no header") from None
 
@@ -192,17 +204,16 @@ def _existing(path: Path | None, option: str = "") -> Path:
 def _run(
     recipe: Recipe, out: Path, tokenizer: Path | None, workers: int | None, *, skip_bad: bool, dry_run: bool
 ) -> None:
-    from diffwindow.data.prepare import estimate, usual_workers
-    from diffwindow.data.prepare import prepare as run
-    from diffwindow.progress import show_progress
 
-    count = workers or usual_workers(recipe)
+    count = workers or data_prepare.usual_workers(recipe)
     try:
         if dry_run:
-            _show_estimate(estimate(recipe, workers=count, skip_bad=skip_bad), count)
+            _show_estimate(data_prepare.estimate(recipe, workers=count, skip_bad=skip_bad), count)
             return
         with show_progress() as progress:
-            store = run(recipe, out, tokenizer=tokenizer, workers=count, skip_bad=skip_bad, progress=progress)
+            store = data_prepare.prepare(
+                recipe, out, tokenizer=tokenizer, workers=count, skip_bad=skip_bad, progress=progress
+            )
     except KeyboardInterrupt:
         print(f"interrupted; the same command resumes from {out}.partial", file=sys.stderr)
         raise typer.Exit(130) from None
@@ -265,9 +276,7 @@ def _duration(seconds: float) -> str:
 @app.command("list")
 def list_corpora() -> None:
     """List the corpora: use, size, licence, origin."""
-    from diffwindow.data.corpora import CORPORA
-
-    for corpus in CORPORA.values():
+    for corpus in data_corpora.CORPORA.values():
         how = "generated" if corpus.generate else "download" if corpus.hub else "by hand"
         print(f"{corpus.name:16} {corpus.use}; {corpus.size}; {corpus.licence}; {corpus.origin} [{how}]")
 
@@ -278,15 +287,12 @@ def get(
     data: Raw = None,
 ) -> None:
     """Download a corpus from the Hugging Face hub, or say which files to put where."""
-    from diffwindow.data.corpora import corpus_of
-    from diffwindow.data.download import download, instructions
-
-    corpus = corpus_of(name)
+    corpus = data_corpora.corpus_of(name)
     root = data or Path("data")
     if corpus.hub is None:
-        print(instructions(corpus, root))
+        print(data_download.instructions(corpus, root))
         return
-    for file, rows in download(corpus, root).items():
+    for file, rows in data_download.download(corpus, root).items():
         print(f"{root / file}: {rows:,} rows")
     print(f"now: diffwindow prepare {name} --data {root} --out DIR")
 
@@ -294,8 +300,6 @@ def get(
 @app.command("check")
 def check(store: Annotated[Path, typer.Argument(help="A folder that `diffwindow prepare` wrote.")]) -> None:
     """Compare every file of a store with the hashes in its manifest."""
-    from diffwindow.data.store import Store
-
-    opened = Store.open(store)
+    opened = data_store.Store.open(store)
     opened.verify()
     print(f"{store}: {len(opened):,} rows, every file as it was written")

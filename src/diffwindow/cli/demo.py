@@ -10,7 +10,23 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from diffwindow.cli.errors import training_errors
 from diffwindow.cli.evaluation_report import shown_p
+from diffwindow.cli.library import (
+    data_corpora,
+    data_prepare,
+    data_recipe,
+    data_store,
+    evaluation_evaluate,
+    evaluation_windows,
+    files,
+    models_weights,
+    tasks_model_folder,
+    training_overrides,
+    training_run,
+    view_figures,
+)
+from diffwindow.decoding import Decoding
 
 if TYPE_CHECKING:
     import numpy as np
@@ -60,19 +76,18 @@ def demo(
     Takes about a minute on two cores. The sentences are generated, so the right window is known: from the
     subject phrase to the verb. The same command resumes.
     """
-    from diffwindow.cli.errors import training_errors
-    from diffwindow.evaluation.evaluate import compare
-    from diffwindow.files import make_folder, write_json
-
     started = time.monotonic()
-    make_folder(out)
+    files.make_folder(out)
     with training_errors():
         runs = [_train(out, attention, seed=seed, updates=updates, rows=rows) for attention in ATTENTIONS]
     evaluated = [_evaluate(run, out / "data") for run in runs]
     first = evaluated[0][1]
-    table = [_row(trained, evaluation, compare(evaluation, first)) for trained, evaluation in evaluated]
+    table = [
+        _row(trained, evaluation, evaluation_evaluate.compare(evaluation, first))
+        for trained, evaluation in evaluated
+    ]
     figure, sentence = _draw(evaluated[-1], evaluated[0], out)
-    write_json(
+    files.write_json(
         out / "demo.json",
         {
             "seed": seed,
@@ -90,9 +105,6 @@ def demo(
 
 
 def _train(out: Path, attention: str, *, seed: int, updates: int, rows: int) -> Path:
-    from diffwindow.models.weights import verify
-    from diffwindow.training.overrides import resolve
-    from diffwindow.training.run import train
 
     settings: dict[str, Any] = {
         "attention": attention,
@@ -105,23 +117,22 @@ def _train(out: Path, attention: str, *, seed: int, updates: int, rows: int) -> 
     typer.echo(f"{attention}: {updates} updates", err=True)
     folder = out / attention
     # its corpus is prepared already
-    model = train(resolve("agreement", (), settings), folder)
-    if (trained := verify(model).get("update")) != updates:
+    model = training_run.train(training_overrides.resolve("agreement", (), settings), folder)
+    if (trained := models_weights.verify(model).get("update")) != updates:
         raise ValueError(f"{folder} was trained for {trained} updates, not {updates}; choose another --out")
     return folder
 
 
 def _corpus(out: Path, *, seed: int, rows: int) -> Path:
     """Generate the sentences, unless they are there: as many to test on as to train on."""
-    from diffwindow.data.corpora import recipe_of
-    from diffwindow.data.prepare import open_or_prepare
-    from diffwindow.data.recipe import Recipe
 
-    def recipe() -> Recipe:
-        small, larger = (recipe_of("agreement", rows=size, seed=seed) for size in (rows, 10 * rows))
+    def recipe() -> data_recipe.Recipe:
+        small, larger = (
+            data_corpora.recipe_of("agreement", rows=size, seed=seed) for size in (rows, 10 * rows)
+        )
         return replace(small, splits=small.splits | {"test": larger.splits["test"]})
 
-    store = open_or_prepare(out / "data", recipe)
+    store = data_prepare.open_or_prepare(out / "data", recipe)
     sentences, own_seed = len(store.split("train")), store.manifest.settings.variant.get("seed")
     if (sentences, own_seed) != (rows, seed):
         raise ValueError(
@@ -132,13 +143,11 @@ def _corpus(out: Path, *, seed: int, rows: int) -> Path:
 
 
 def _evaluate(run: Path, store: Path) -> tuple[ModelFolder, Evaluation]:
-    from diffwindow.data.store import Store
-    from diffwindow.decoding import Decoding
-    from diffwindow.evaluation.evaluate import evaluate
-    from diffwindow.tasks.model_folder import ModelFolder
 
-    trained = ModelFolder.read(run)
-    return trained, evaluate(trained, trained.task(Store.open(store)), "test", Decoding())
+    trained = tasks_model_folder.ModelFolder.read(run)
+    return trained, evaluation_evaluate.evaluate(
+        trained, trained.task(data_store.Store.open(store)), "test", Decoding()
+    )
 
 
 def _row(trained: ModelFolder, evaluation: Evaluation, against: dict[str, Any]) -> Row:
@@ -214,20 +223,20 @@ def _draw(
     windowed: tuple[ModelFolder, Evaluation], plain: tuple[ModelFolder, Evaluation], out: Path
 ) -> tuple[Path, str]:
     """Draw a test sentence that the plain model gets wrong and the window model right; return it too."""
-    from diffwindow.data.store import Store
-    from diffwindow.evaluation.windows import window_panels
-    from diffwindow.view.figures import attention_figure, save_figure
-
     (ours, evaluation), (other, other_evaluation) = windowed, plain
     assert evaluation.right is not None
     assert other_evaluation.right is not None
-    store = Store.open(out / "data")
+    store = data_store.Store.open(out / "data")
     attractors = store.split("test").columns["attractors"]
     index, told = telling_sentence(evaluation.right, other_evaluation.right, attractors)
     models = cast("Classifier", ours.model), cast("Classifier", other.model)
-    tokens, panels = window_panels(cast("Classification", ours.task(store)), *models, "test", index)
+    tokens, panels = evaluation_windows.window_panels(
+        cast("Classification", ours.task(store)), *models, "test", index
+    )
     path = out / "windows.png"
-    save_figure(attention_figure(panels, queries=tokens, keys=tokens, title=f"{told}\n{FRAME}"), path)
+    view_figures.save_figure(
+        view_figures.attention_figure(panels, queries=tokens, keys=tokens, title=f"{told}\n{FRAME}"), path
+    )
     return path, f"{' '.join(tokens)} ({told})"
 
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from diffwindow.cli.library import files, tasks_presets
 from diffwindow.cli.options import AsJson, check_partners
 
 
@@ -22,11 +23,8 @@ def describe(
     as_json: AsJson = False,
 ) -> None:
     """Show the attention of each layer of a model and its number of parameters; allocate no weights."""
-    from diffwindow.files import to_json
-    from diffwindow.tasks.presets import TASKS_BY_PRESET, model_preset
-
-    check_partners(preset, (("--data", data is not None, tuple(TASKS_BY_PRESET)),))
-    config = model_preset(preset, data, attention=attention, vocab_size=vocab_size)
+    check_partners(preset, (("--data", data is not None, tuple(tasks_presets.TASKS_BY_PRESET)),))
+    config = tasks_presets.model_preset(preset, data, attention=attention, vocab_size=vocab_size)
     layers = [
         {"role": role, "layer": number, "attention": str(kind)}
         for role, field in config.stacks().items()
@@ -35,7 +33,7 @@ def describe(
     parameters = config.count_parameters()
     if as_json:
         report = {"preset": preset, "parameters": parameters, "layers": layers, "config": config.model_dump()}
-        print(to_json(report, indent=2))
+        print(files.to_json(report, indent=2))
         return
     print(f"{preset}  {config.attention}")
     for layer in layers:

@@ -11,6 +11,7 @@ from concurrent.futures import BrokenExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+from diffwindow.cli.library import data_lines, training_failures
 from diffwindow.extras import missing, optional
 
 OUT_OF_MEMORY = "out of memory; use a smaller model or smaller batches"
@@ -93,26 +94,22 @@ def interruptible(outcome: str) -> Iterator[None]:
 @contextmanager
 def naming_data_option() -> Iterator[None]:
     """Add the name of the option to the error about a missing folder of raw files."""
-    from diffwindow.data.lines import NoFolderError
-
     try:
         yield
-    except NoFolderError as error:
+    except data_lines.NoFolderError as error:
         raise ValueError(f"{error}: --data DIR, or $DIFFWINDOW_DATA") from None
 
 
 @contextmanager
 def training_errors() -> Iterator[None]:
     """Print why a run stopped; exit with 1, or with the code of the signal that stopped it."""
-    from diffwindow.training.failures import Interrupted, TrainingError
-
     try:
         with interruptible("the same command resumes"), naming_data_option():
             yield
-    except TrainingError as error:
+    except training_failures.TrainingError as error:
         print(f"diffwindow: {error}", file=sys.stderr)
         sys.exit(1)
-    except Interrupted as interruption:
+    except training_failures.Interrupted as interruption:
         if os.environ.get("RANK", "0") == "0":
             print(f"diffwindow: {interruption}", file=sys.stderr)
         sys.exit(interruption.code)

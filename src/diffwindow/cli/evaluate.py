@@ -12,6 +12,22 @@ import typer
 
 from diffwindow.cli.data import File
 from diffwindow.cli.errors import check_folder, interruptible
+from diffwindow.cli.evaluation_report import as_text, metric_lines
+from diffwindow.cli.library import (
+    data_readers,
+    data_recipe,
+    data_store,
+    evaluation_evaluate,
+    evaluation_new_files,
+    files,
+    inference_model,
+    models_translator,
+    models_weights,
+    processes,
+    training_config,
+    training_distributed,
+    training_run,
+)
 from diffwindow.cli.options import (
     AsJson,
     Device,
@@ -22,6 +38,7 @@ from diffwindow.cli.options import (
     takes_decoding,
 )
 from diffwindow.cli.streams import STANDARD, file_or_dash, input_lines, input_name
+from diffwindow.progress import show_progress
 
 if TYPE_CHECKING:
     from diffwindow.data.store import Store
@@ -92,29 +109,26 @@ def evaluate(
     )
     for folder in (run, against) if against else (run,):
         check_folder(folder)
-    from diffwindow.cli.evaluation_report import as_text
-    from diffwindow.data.readers import Columns
-    from diffwindow.data.store import is_store
-    from diffwindow.evaluation.new_files import SPLIT, NewFiles
-    from diffwindow.files import to_json
-    from diffwindow.inference.model import configured_decoding, open_model
-    from diffwindow.models.translator import Translator
 
     def open_run(folder: Path) -> tuple[ModelFolder, Decoding]:
-        trained = open_model(folder, device=device)
-        if (changes or target_lang is not None) and not isinstance(trained.model, Translator):
+        trained = inference_model.open_model(folder, device=device)
+        if (changes or target_lang is not None) and not isinstance(
+            trained.model, models_translator.Translator
+        ):
             options = "--beam, --length-penalty and --target-lang"
             raise ValueError(f"{options} are for translators, which {folder} is not")
         if target_lang:
             trained = trained.with_language("target", target_lang)
-        return trained, change_decoding(configured_decoding(folder), changes)
+        return trained, change_decoding(inference_model.configured_decoding(folder), changes)
 
-    raw = data if data and not is_store(data) else None
-    files = NewFiles(source, reference, labels, text, raw, Columns(text_column, label_column))
-    split = SPLIT if files.paths and not raw else split
-    report = _evaluate_runs(run, against, data, files, split, open_run)
+    raw = data if data and not data_store.is_store(data) else None
+    given = evaluation_new_files.NewFiles(
+        source, reference, labels, text, raw, data_readers.Columns(text_column, label_column)
+    )
+    split = evaluation_new_files.SPLIT if given.paths and not raw else split
+    report = _evaluate_runs(run, against, data, given, split, open_run)
     if report is not None:
-        print(to_json(report, indent=2) if as_json else "\n".join(as_text(report)))
+        print(files.to_json(report, indent=2) if as_json else "\n".join(as_text(report)))
 
 
 def _chosen_test_set(test_set: dict[str, Path | None], reference: Path | None) -> str:
@@ -134,35 +148,34 @@ def _evaluate_runs(
     run: Path,
     against: Path | None,
     data: Path | None,
-    files: NewFiles,
+    given: NewFiles,
     split: str,
     open_run: Callable[[Path], tuple[ModelFolder, Decoding]],
 ) -> dict[str, Any] | None:
     """Evaluate a run, and another on the same examples; return the report in rank 0, None elsewhere."""
-    from diffwindow.evaluation.evaluate import compare
-    from diffwindow.evaluation.evaluate import evaluate as evaluate_task
-    from diffwindow.evaluation.new_files import new_store
-    from diffwindow.models.weights import hash_tensors
-    from diffwindow.processes import sharing
-    from diffwindow.progress import show_progress
-    from diffwindow.training.distributed import connected
 
     def prepare(folder: Path) -> tuple[ModelFolder, Callable[[], Evaluation]]:
         trained, decoding = open_run(folder)
         # each run reads new files with its own tokenizer; a store has one tokenizer
-        own = store if store is not None else stack.enter_context(new_store(trained, files, split))
-        return trained, partial(evaluate_task, trained, trained.task(own), split, decoding, progress=progress)
+        own = (
+            store
+            if store is not None
+            else stack.enter_context(evaluation_new_files.new_store(trained, given, split))
+        )
+        return trained, partial(
+            evaluation_evaluate.evaluate, trained, trained.task(own), split, decoding, progress=progress
+        )
 
     with (
         interruptible("nothing was scored"),
-        connected("cpu") as world,
-        sharing(),
+        training_distributed.connected("cpu") as world,
+        processes.sharing(),
         show_progress(wanted=world.main) as progress,
         ExitStack() as stack,
     ):
         # open everything first, so that a mistake in either run is reported before one is scored
         with world.together():
-            store = None if files.paths else open_store(run, data)
+            store = None if given.paths else open_store(run, data)
             if store is not None:
                 # hashed here, so that damaged files stop all processes
                 store.split(split)
@@ -171,12 +184,12 @@ def _evaluate_runs(
         evaluation = score()
         report: dict[str, Any] = {
             "run": str(run),
-            "corpus": ", ".join(map(str, [store.folder] if store is not None else files.paths)),
+            "corpus": ", ".join(map(str, [store.folder] if store is not None else given.paths)),
             "split": None if store is None else split,
             "attention": trained.model.config.attention,
             "parameters": sum(parameter.numel() for parameter in trained.model.parameters()),
             # by which a model card tells whose scores these are
-            "weights": hash_tensors(trained.model.state_dict()),
+            "weights": models_weights.hash_tensors(trained.model.state_dict()),
             "metrics": evaluation.metrics,
         }
         if second:
@@ -186,20 +199,15 @@ def _evaluate_runs(
                 "run": str(against),
                 "attention": other.model.config.attention,
                 "metrics": other_evaluation.metrics,
-                "comparison": compare(evaluation, other_evaluation),
+                "comparison": evaluation_evaluate.compare(evaluation, other_evaluation),
             }
     return report if world.main else None
 
 
 def _score_files(hypothesis: Path, reference: Path, language: str | None, *, as_json: bool) -> None:
     """Score the translations of any system against references, line by line."""
-    from diffwindow.cli.evaluation_report import metric_lines
-    from diffwindow.data.recipe import check_language
-    from diffwindow.evaluation.evaluate import score_texts
-    from diffwindow.files import to_json
-
     if language:
-        check_language(language, "target")
+        data_recipe.check_language(language, "target")
     if hypothesis == reference == STANDARD:
         raise ValueError("--hypothesis and --reference are both -, which is stdin; give a file for one")
     names, texts = [input_name(hypothesis), input_name(reference)], []
@@ -211,21 +219,17 @@ def _score_files(hypothesis: Path, reference: Path, language: str | None, *, as_
             f"{names[0]} has {len(texts[0]):,} lines and {names[1]} has {len(texts[1]):,}; "
             "each translation needs its reference"
         )
-    metrics = score_texts(*texts, language=language) | {"sentences": len(texts[0])}
+    metrics = evaluation_evaluate.score_texts(*texts, language=language) | {"sentences": len(texts[0])}
     report = {"hypothesis": names[0], "reference": names[1], "metrics": metrics}
     lines = [f"{names[0]} against {names[1]}", *metric_lines(metrics)]
-    print(to_json(report, indent=2) if as_json else "\n".join(lines))
+    print(files.to_json(report, indent=2) if as_json else "\n".join(lines))
 
 
 def open_store(run: Path, data: Path | None) -> Store:
     """Open the given corpus, or that of the run."""
-    from diffwindow.data.store import Store
-    from diffwindow.training.config import RUN_CONFIG
-    from diffwindow.training.run import Run
-
     check_folder(run)
-    if (run / RUN_CONFIG).is_file():
-        return Run.open(run).open_store(data)
+    if (run / training_config.RUN_CONFIG).is_file():
+        return training_run.Run.open(run).open_store(data)
     if data is None:
         raise ValueError(f"{run} is not a run folder, so its corpus is unknown; give one with --data DIR")
-    return Store.open(data)
+    return data_store.Store.open(data)

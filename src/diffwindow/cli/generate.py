@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from diffwindow.cli.errors import interruptible
+from diffwindow.cli.library import decoding_generate, inference_model
 from diffwindow.cli.options import DECODING_OPTIONS, Device, RunFolder, change_decoding, takes_decoding
 from diffwindow.cli.streams import without_line_ends
 
@@ -19,10 +21,10 @@ def generate(
     device: Device = "auto",
 ) -> None:
     """Continue a text with a language model, one line per sample, likeliest first."""
-    from diffwindow.cli.errors import interruptible
-    from diffwindow.decoding.generate import GENERATION
-    from diffwindow.inference.model import load
-
-    decoding = change_decoding(GENERATION, changes)
+    decoding = change_decoding(decoding_generate.GENERATION, changes)
     with interruptible("nothing was generated"):
-        print("\n".join(map(without_line_ends, load(run, device=device).generate(prompt, decoding))))
+        print(
+            "\n".join(
+                map(without_line_ends, inference_model.load(run, device=device).generate(prompt, decoding))
+            )
+        )

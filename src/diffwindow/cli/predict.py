@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict
 
+from diffwindow.cli.library import files, inference_model
 from diffwindow.cli.options import AsJsonLines, Device, RunFolder
 from diffwindow.cli.streams import InputFile, OutputFile, interruptible_output, one_cell, stream
 
@@ -20,16 +21,13 @@ def predict(
 
     Columns are separated by tabs: label, then label=probability for each label.
     """
-    from diffwindow.files import to_json
-    from diffwindow.inference.model import Prediction, load
-
-    model = load(run, device=device)
+    model = inference_model.load(run, device=device)
     # another kind of model is an error before the first line is read
     model.predict([])
 
-    def shown(prediction: Prediction) -> str:
+    def shown(prediction: inference_model.Prediction) -> str:
         if as_json:
-            return to_json(asdict(prediction))
+            return files.to_json(asdict(prediction))
         each = (f"{one_cell(label)}={p:.6f}" for label, p in prediction.probabilities.items())
         return "\t".join([one_cell(prediction.label), *each])
 

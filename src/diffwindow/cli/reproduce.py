@@ -10,7 +10,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from diffwindow.cli.errors import naming_data_option
+from diffwindow.cli.library import (
+    files,
+    reproduce_cost,
+    reproduce_figures,
+    reproduce_findings,
+    reproduce_jobs,
+    reproduce_report,
+    reproduce_scales,
+    reproduce_tables,
+)
 from diffwindow.cli.options import Jobs, either
+from diffwindow.progress import show_progress
 
 if TYPE_CHECKING:
     from diffwindow.reproduce.findings import Finding
@@ -40,49 +52,45 @@ def reproduce(
     if table == "list":
         _list()
         return
-    from diffwindow.cli.errors import naming_data_option
-    from diffwindow.progress import show_progress
-    from diffwindow.reproduce.findings import findings
-    from diffwindow.reproduce.jobs import (
-        done_before,
-        every_seed,
-        jobs_of,
-        make_stores,
-        usual_processes,
-    )
-    from diffwindow.reproduce.scales import SCALES, scale_of
-    from diffwindow.reproduce.tables import table_of
 
-    chosen_scale = scale_of(scale)
-    full_table = chosen_scale.title_of(table_of(table))
+    chosen_scale = reproduce_scales.scale_of(scale)
+    full_table = chosen_scale.title_of(reproduce_tables.table_of(table))
     scaled_table = full_table.at(chosen_scale.experiments)
     if not columns and not scaled_table.columns:
-        others = [name for name, one in SCALES.items() if full_table.at(one.experiments).columns]
+        others = [
+            name for name, one in reproduce_scales.SCALES.items() if full_table.at(one.experiments).columns
+        ]
         raise ValueError(f"{table} has no columns at scale {scale}; choose {either(others)}")
     numbers, folder = range(1, seeds + 1), out / f"{table}-{scale}"
     command = shlex.join(["diffwindow", *sys.argv[1:]])
     # a named column must exist at this scale; without names, those of the scale are run
     base = full_table if columns else scaled_table
-    asked = jobs_of(base.choose(split_names(columns), split_names(rows)), chosen_scale, numbers, out)
+    asked = reproduce_jobs.jobs_of(
+        base.choose(split_names(columns), split_names(rows)), chosen_scale, numbers, out
+    )
     # a report shows every finished run, whichever part and seeds were asked for
-    seeds_shown = every_seed(numbers, chosen_scale, out)
-    outcomes = done_before(jobs_of(scaled_table, chosen_scale, seeds_shown, out))
+    seeds_shown = reproduce_jobs.every_seed(numbers, chosen_scale, out)
+    outcomes = reproduce_jobs.done_before(
+        reproduce_jobs.jobs_of(scaled_table, chosen_scale, seeds_shown, out)
+    )
     missing = [column.name for column in full_table.columns if column not in scaled_table.columns]
     if missing and not columns:
         _tell(f"left out, because they have no {scale} scale: {', '.join(missing)}")
 
     def prepare(waiting: Sequence[Job]) -> None:
         with show_progress() as progress, naming_data_option():
-            make_stores(waiting, data, progress=progress)
+            reproduce_jobs.make_stores(waiting, data, progress=progress)
 
-    processes = jobs or usual_processes()
+    processes = jobs or reproduce_jobs.usual_processes()
     run_and_report(
         full_table, chosen_scale, asked, outcomes, folder, command, processes=processes, prepare=prepare
     )
     if full_table.extra == "figure":
-        _draw(jobs_of(full_table, chosen_scale, numbers[:1], out), folder)
+        _draw(reproduce_jobs.jobs_of(full_table, chosen_scale, numbers[:1], out), folder)
     speeds = _speeds(full_table, asked[0]) if full_table.extra == "speed" else None
-    last_report(findings(full_table, chosen_scale, outcomes, command, speeds), outcomes, folder)
+    last_report(
+        reproduce_findings.findings(full_table, chosen_scale, outcomes, command, speeds), outcomes, folder
+    )
 
 
 def run_and_report(
@@ -97,21 +105,20 @@ def run_and_report(
     prepare: Callable[[Sequence[Job]], None] = lambda waiting: None,
 ) -> None:
     """Run the jobs that have no outcome yet, add theirs, and write the report anew after each."""
-    from diffwindow.files import make_folder
-    from diffwindow.reproduce.findings import findings
-    from diffwindow.reproduce.jobs import outcomes_by_column, run_all
-    from diffwindow.reproduce.report import write_report
-
-    make_folder(folder)
+    files.make_folder(folder)
     ended = {outcome.job.folder for outcome in outcomes}
     waiting = [job for job in asked if job.folder not in ended]
     if len(waiting) < len(asked):
         _tell(f"{len(asked) - len(waiting)} of {len(asked)} runs are done already")
     try:
         prepare(waiting)
-        for outcome in run_all(waiting, processes=processes, tell=_tell):
+        for outcome in reproduce_jobs.run_all(waiting, processes=processes, tell=_tell):
             outcomes.append(outcome)
-            write_report(findings(table, scale, outcomes, command), folder, outcomes_by_column(outcomes))
+            reproduce_report.write_report(
+                reproduce_findings.findings(table, scale, outcomes, command),
+                folder,
+                reproduce_jobs.outcomes_by_column(outcomes),
+            )
     except KeyboardInterrupt:
         _tell("interrupted; the same command resumes")
         raise typer.Exit(130) from None
@@ -119,31 +126,25 @@ def run_and_report(
 
 def last_report(finding: Finding, outcomes: Sequence[FinishedJob], folder: Path) -> None:
     """Write the report, print its path, and exit with 1 if a run failed."""
-    from diffwindow.reproduce.jobs import outcomes_by_column
-    from diffwindow.reproduce.report import REPORT, write_report
-
-    write_report(finding, folder, outcomes_by_column(outcomes))
-    print(folder / REPORT)
+    reproduce_report.write_report(finding, folder, reproduce_jobs.outcomes_by_column(outcomes))
+    print(folder / reproduce_report.REPORT)
     if any(outcome.problem for outcome in outcomes):
         raise typer.Exit(1)
 
 
 def _draw(jobs: Sequence[Job], folder: Path) -> None:
     """Draw the attention of the first and the last row, if both are trained."""
-    from diffwindow.reproduce.figures import draw_figure_3
-    from diffwindow.reproduce.jobs import result_of
-    from diffwindow.reproduce.report import FIGURE
-
     plain, windowed = jobs[0], jobs[-1]
-    if result_of(plain) and result_of(windowed):
-        draw_figure_3(plain.folder, windowed.folder, plain.store, folder / FIGURE)
-        print(folder / FIGURE)
+    if reproduce_jobs.result_of(plain) and reproduce_jobs.result_of(windowed):
+        reproduce_figures.draw_figure_3(
+            plain.folder, windowed.folder, plain.store, folder / reproduce_report.FIGURE
+        )
+        print(folder / reproduce_report.FIGURE)
 
 
 def _speeds(table: Table, job: Job) -> dict[str, float]:
-    from diffwindow.reproduce.cost import relative_speeds
 
-    return relative_speeds(table, job.experiment, job.store)
+    return reproduce_cost.relative_speeds(table, job.experiment, job.store)
 
 
 def split_names(names: str) -> list[str]:
@@ -157,23 +158,20 @@ def _tell(text: str) -> None:
 
 def _list() -> None:
     """Print each table: its columns, their data, its rows, and what one seed costs at each scale."""
-    from diffwindow.reproduce.cost import cost, format_hours
-    from diffwindow.reproduce.scales import SCALES, SMOKE
-    from diffwindow.reproduce.tables import TABLES
-
-    print(f"{SMOKE.name}: {SMOKE.about}")
-    for table in TABLES.values():
+    print(f"{reproduce_scales.SMOKE.name}: {reproduce_scales.SMOKE.about}")
+    for table in reproduce_tables.TABLES.values():
         print(f"{table.name}: {table.title}")
         for column in table.columns:
             print(f"  column {column.name}: {column.title}")
-            for scale in SCALES.values():
-                if scale is SMOKE or column.name not in scale.experiments:
+            for scale in reproduce_scales.SCALES.values():
+                if scale is reproduce_scales.SMOKE or column.name not in scale.experiments:
                     continue
                 experiment = scale.experiments[column.name]
-                costs = [cost(experiment, row) for row in table.rows]
-                core, gpu = sum(one.core_hours for one in costs), sum(one.gpu_hours for one in costs)
+                costs = [reproduce_cost.cost(experiment, row) for row in table.rows]
+                core = reproduce_cost.format_hours(sum(one.core_hours for one in costs))
+                gpu = reproduce_cost.format_hours(sum(one.gpu_hours for one in costs))
                 print(
                     f"    {scale.name:7} {experiment.store_name}: {len(costs)} rows of {costs[0].updates:,} "
-                    f"updates; one seed takes {format_hours(core)} on a core or {format_hours(gpu)} on a GPU"
+                    f"updates; one seed takes {core} on a core or {gpu} on a GPU"
                 )
         print("  rows " + "; ".join(row.key for row in table.rows))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from diffwindow.cli.library import files, inference_model, models_translator
 from diffwindow.cli.options import AsJsonLines, Device, RunFolders
 from diffwindow.cli.streams import (
     InputFile,
@@ -50,18 +51,14 @@ def score(
     A language model reads sentences. A translator reads source and target with a tab between, and scores the
     target; in --pairs the source comes first. Several translators score as an ensemble.
     """
-    from diffwindow.files import to_json
-    from diffwindow.inference.model import load
-    from diffwindow.models.translator import Translator
-
-    model = load(runs, device=device)
+    model = inference_model.load(runs, device=device)
     # another kind of model is an error before the first line is read
     model.score([])
-    translates = isinstance(model.members[0].model, Translator)
+    translates = isinstance(model.members[0].model, models_translator.Translator)
 
     def shown(result: Score) -> str:
         if as_json:
-            return to_json(asdict(result))
+            return files.to_json(asdict(result))
         by_token = zip(result.tokens, result.token_log_probs, strict=True)
         each = (f"{one_cell(token)}:{log_prob:.4f}" for token, log_prob in by_token)
         cells = [f"{result.log_prob:.4f}", str(len(result.tokens)), *([" ".join(each)] if tokens else [])]
@@ -82,7 +79,11 @@ def score(
             raise ValueError("--pairs prints one figure; leave --input, --output and --tokens out")
         right, total = _compare(model, pairs, translates=translates)
         report = {"accuracy": right / total, "correct": right, "total": total}
-        print(to_json(report) if as_json else f"{100 * right / total:.2f} % ({right:,} of {total:,} pairs)")
+        print(
+            files.to_json(report)
+            if as_json
+            else f"{100 * right / total:.2f} % ({right:,} of {total:,} pairs)"
+        )
 
 
 def _item(line: str, number: int, *, translates: bool) -> str | tuple[str, str]:

@@ -14,6 +14,7 @@ from typing import IO, Annotated
 import typer
 
 from diffwindow.cli.errors import interruptible
+from diffwindow.cli.library import data_lines, files
 
 # the name that stands for stdin or stdout
 STANDARD = Path("-")
@@ -55,11 +56,9 @@ def input_name(path: Path | None) -> str:
 @contextmanager
 def input_lines(path: Path | None) -> Iterator[Iterator[str]]:
     """Open a file, which may be compressed, or stdin (`-` or None), as lines of text."""
-    from diffwindow.data.lines import unpacked
-
     if path is not None and path != STANDARD:
         with path.open("rb") as source:
-            yield _decoded(unpacked(path, source), input_name(path))
+            yield _decoded(data_lines.unpacked(path, source), input_name(path))
         return
     if sys.stdin is None:
         raise ValueError("stdin is closed; give a file with --input")
@@ -69,10 +68,11 @@ def input_lines(path: Path | None) -> Iterator[Iterator[str]]:
 @contextmanager
 def output_stream(path: Path | None) -> Iterator[IO[str]]:
     """Open a file that appears when all is written, or stdout (`-` or None)."""
-    from diffwindow.files import replacing
-
     if path is not None and path != STANDARD:
-        with replacing(path, follow_link=True) as temporary, temporary.open("w", encoding="utf-8") as target:
+        with (
+            files.replacing(path, follow_link=True) as temporary,
+            temporary.open("w", encoding="utf-8") as target,
+        ):
             yield target
         return
     if sys.stdout is None:
@@ -148,18 +148,17 @@ def one_cell(text: str) -> str:
 
 
 def _decoded(source: IO[bytes], name: str) -> Iterator[str]:
-    from diffwindow.data.lines import DAMAGED, bounded_lines, check_text, too_long, without_mark
 
     number = 0
     try:
-        for number, line in enumerate(bounded_lines(source), 1):
+        for number, line in enumerate(data_lines.bounded_lines(source), 1):
             if number == 1:
-                check_text(line, name)
-            if problem := too_long(line):
+                data_lines.check_text(line, name)
+            if problem := data_lines.too_long(line):
                 raise ValueError(f"{name}, line {number}: {problem}; cut it into sentences")
             try:
-                yield without_mark(line, number).decode("utf-8").rstrip("\r\n")
+                yield data_lines.without_mark(line, number).decode("utf-8").rstrip("\r\n")
             except UnicodeDecodeError as error:
                 raise ValueError(f"{name}, line {number}: not UTF-8 at byte {error.start}") from None
-    except DAMAGED as error:
+    except data_lines.DAMAGED as error:
         raise ValueError(f"{name}, line {number + 1}: the archive is truncated or damaged: {error}") from None

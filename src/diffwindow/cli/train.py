@@ -10,7 +10,17 @@ from typing import Annotated, Any
 
 import typer
 
-from diffwindow.cli.errors import check_folder
+from diffwindow.cli.data import list_corpora
+from diffwindow.cli.errors import check_folder, training_errors
+from diffwindow.cli.library import (
+    data_corpora,
+    reproduce_tables,
+    tasks_presets,
+    training_config,
+    training_overrides,
+    training_run,
+)
+from diffwindow.messages import did_you_mean
 
 
 class Resume(StrEnum):
@@ -54,42 +64,38 @@ def train(
     Several processes: torchrun --nproc-per-node 2 -m diffwindow train …
     """
     _check_words(preset, overrides or [], data=data, start=start)
-    from diffwindow.cli.errors import training_errors
-    from diffwindow.tasks.presets import TASKS_BY_PRESET, describe_sizes
-    from diffwindow.training.config import RUN_CONFIG
-    from diffwindow.training.overrides import resolve
-    from diffwindow.training.run import train as run
 
     values: dict[str, Any] = {"attention": attention, "train.seed": seed}
-    if data is None and preset in TASKS_BY_PRESET and (known := os.environ.get("DIFFWINDOW_DATA")):
+    if (
+        data is None
+        and preset in tasks_presets.TASKS_BY_PRESET
+        and (known := os.environ.get("DIFFWINDOW_DATA"))
+    ):
         data = Path(known)
     values["data.path"] = str(data.resolve()) if data else None
     values["start"] = str(start.resolve()) if start else None
     values["train.accumulate"] = _per_process(virtual_gpus) if virtual_gpus else None
-    config = resolve(
+    config = training_overrides.resolve(
         preset, overrides or (), {key: value for key, value in values.items() if value is not None}
     )
     if config.data.path is None and (path := os.environ.get("DIFFWINDOW_DATA")):
         config = config.with_data(path)
-    if preset in TASKS_BY_PRESET and config.data.path and os.environ.get("RANK", "0") == "0":
-        print(describe_sizes(preset, Path(config.data.path), config.model_dump()), file=sys.stderr)
-    is_run = (Path(preset) / RUN_CONFIG).is_file()
+    if preset in tasks_presets.TASKS_BY_PRESET and config.data.path and os.environ.get("RANK", "0") == "0":
+        print(
+            tasks_presets.describe_sizes(preset, Path(config.data.path), config.model_dump()), file=sys.stderr
+        )
+    is_run = (Path(preset) / training_config.RUN_CONFIG).is_file()
     folder = Path(preset) if is_run else default_folder(config.name, config.attention, config.train.seed)
     with training_errors():
-        run(config, out or folder, resume=resume is Resume.auto)
+        training_run.train(config, out or folder, resume=resume is Resume.auto)
 
 
 def _check_words(preset: str, overrides: list[str], *, data: Path | None, start: Path | None) -> None:
     """Raise for a mistake that shows without torch, which takes seconds to import."""
-    from diffwindow.data.corpora import CORPORA
-    from diffwindow.messages import did_you_mean
-    from diffwindow.tasks.presets import TASKS_BY_PRESET
-    from diffwindow.training.config import split_override
-
-    presets = (*CORPORA, *TASKS_BY_PRESET)
+    presets = (*data_corpora.CORPORA, *tasks_presets.TASKS_BY_PRESET)
 
     for override in overrides:
-        split_override(override)
+        training_config.split_override(override)
     for option, folder in (("--data", data), ("--from", start)):
         if folder is not None and not folder.exists():
             raise ValueError(f"{option} {folder}: there is no such folder")
@@ -123,36 +129,29 @@ def average(
 ) -> None:
     """Write the average of a run's last checkpoints to a model folder."""
     check_folder(run)
-    from diffwindow.training.config import AVERAGE
-    from diffwindow.training.run import Run
 
-    target = out or run / AVERAGE
-    updates = Run.open(run).average(last, target)
+    target = out or run / training_config.AVERAGE
+    updates = training_run.Run.open(run).average(last, target)
     print(f"{target}: the average of updates {', '.join(map(str, updates))}")
 
 
 def list_all() -> None:
     """List the presets, the corpora and the paper's tables."""
-    from diffwindow.cli.data import list_corpora
-    from diffwindow.reproduce.tables import TABLES
-
     print("Presets, for `diffwindow train`:")
     _list_presets()
     print("\nCorpora, for `diffwindow prepare`:")
     list_corpora()
     print("\nTables, for `diffwindow reproduce`; `diffwindow reproduce list` has their rows and costs:")
-    for table in TABLES.values():
+    for table in reproduce_tables.TABLES.values():
         print(f"{table.name:16} {table.title}")
 
 
 def _list_presets() -> None:
-    from diffwindow.tasks.presets import NAMES, TASKS_BY_PRESET
-    from diffwindow.training.overrides import resolve
 
-    for name, task in TASKS_BY_PRESET.items():
+    for name, task in tasks_presets.TASKS_BY_PRESET.items():
         print(f"{name:16} {task:14} your own data: sizes suit the prepared corpus of --data")
-    for name in NAMES:
-        config = resolve(name)
+    for name in tasks_presets.NAMES:
+        config = training_overrides.resolve(name)
         batches = f"{config.train.accumulate} x " if config.train.accumulate > 1 else ""
         print(
             f"{name:16} {config.task.kind:14} {config.train.max_updates:>7,} updates of {batches}"

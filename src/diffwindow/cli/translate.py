@@ -11,6 +11,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from diffwindow.cli.library import inference_model, processes, training_distributed
 from diffwindow.cli.options import (
     DECODING_OPTIONS,
     Device,
@@ -55,18 +56,14 @@ def translate(
 
     Several processes share the work: torchrun --nproc-per-node 2 -m diffwindow translate …
     """
-    from diffwindow.inference.model import load
-    from diffwindow.processes import sharing
-    from diffwindow.training.distributed import connected
-
     with (
         interruptible_output(output),
-        connected("cpu") as world,
-        sharing(),
+        training_distributed.connected("cpu") as world,
+        processes.sharing(),
         ExitStack() as stack,
     ):
         with world.together():
-            model = load(runs, device=device)
+            model = inference_model.load(runs, device=device)
             own = replace(model.decoding, max_source_tokens=max_source_tokens)
             decoding = change_decoding(own, changes)
             # another kind of model is an error before the first line is read

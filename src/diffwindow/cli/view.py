@@ -10,9 +10,25 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from diffwindow.cli.errors import warnings_as_sentences
+from diffwindow.cli.errors import interruptible, warnings_as_sentences
+from diffwindow.cli.evaluate import open_store
+from diffwindow.cli.library import (
+    evaluation_windows,
+    files,
+    inference_attention,
+    inference_model,
+    inference_server,
+    models_translator,
+    tasks_model_folder,
+    training_checkpoints,
+    training_config,
+    view_figures,
+    view_panels,
+    view_payload,
+)
 from diffwindow.cli.options import Device, RunFolder, check_partners
 from diffwindow.cli.streams import input_lines
+from diffwindow.extras import require
 
 if TYPE_CHECKING:
     from diffwindow.inference.attention import Example
@@ -76,9 +92,6 @@ def view(
 
     diffwindow view RUN "the keys to the cabinet" --against PLAIN --checkpoints --out windows.html
     """
-    from diffwindow.cli.errors import interruptible
-    from diffwindow.inference.model import open_model
-
     modes = {
         "a text": text is not None,
         "--row": row is not None,
@@ -114,8 +127,8 @@ def view(
     if checkpoints and figures and out is None:
         raise ValueError("--checkpoints adds to the page, but figures alone are asked for; add --out")
     _check_endings({".html": out, ".png": png, ".svg": svg, ".pdf": pdf})
-    trained = open_model(run, device=device)
-    other = open_model(against, device=device) if against else None
+    trained = inference_model.open_model(run, device=device)
+    other = inference_model.open_model(against, device=device) if against else None
     if serve:
         _serve(trained, other, host=host, port=port)
         return
@@ -155,14 +168,12 @@ def _head(text: str) -> Head:
 
 def _check_place(trace: AttentionTrace, role: str | None, layer: int | None, head: Head) -> None:
     """Raise if the model lacks the role, layer or head; count layers and heads from 1, as the options do."""
-    from diffwindow.view.panels import choose_layer
-
     if role is not None and role not in trace.roles:
         raise ValueError(f"--role {role}: the model has no such attention; give {' or '.join(trace.roles)}")
     layers = max(maps.layer for maps in trace.layers if role in (None, maps.role))
     if layer is not None and layer > layers:
         raise ValueError(f"--layer {layer}: {role or 'the model'} has {_choices(layers, 'layer')}")
-    heads = len(choose_layer(trace, role, layer).weights)
+    heads = len(view_panels.choose_layer(trace, role, layer).weights)
     if isinstance(head, int) and head >= heads:
         raise ValueError(f"--head {head + 1}: the layer has {_choices(heads, 'head')}, mean or all")
 
@@ -181,27 +192,24 @@ def _example(
     split: str,
     row: int | None,
 ) -> Example:
-    from diffwindow.cli.evaluate import open_store
-    from diffwindow.inference.attention import complete, row_example, text_example
-    from diffwindow.inference.model import configured_decoding
 
     if row is None:
         assert text is not None
-        return complete(trained, text_example(trained, text, target=target), configured_decoding(run))
-    return row_example(trained, open_store(run, data), split, row)
+        return inference_attention.complete(
+            trained,
+            inference_attention.text_example(trained, text, target=target),
+            inference_model.configured_decoding(run),
+        )
+    return inference_attention.row_example(trained, open_store(run, data), split, row)
 
 
 def _checkpoints(run: Path) -> dict[str, Path]:
     """Return the folders of a run's checkpoints by name, oldest first and evenly spaced."""
-    from diffwindow.training.checkpoints import Checkpoints
-    from diffwindow.training.config import CHECKPOINTS
-    from diffwindow.view.payload import spread
-
-    kept = Checkpoints(run / CHECKPOINTS)
+    kept = training_checkpoints.Checkpoints(run / training_config.CHECKPOINTS)
     folders = {f"update {update:,}": kept.path(update) for update in kept.updates()}
     if not folders:
         raise ValueError(f"{run} has no checkpoints; keep some with train.keep_last=100")
-    return {name: folders[name] for name in spread(list(folders), MOST_CHECKPOINTS)}
+    return {name: folders[name] for name in view_payload.spread(list(folders), MOST_CHECKPOINTS)}
 
 
 def _write(
@@ -214,12 +222,13 @@ def _write(
     figures: list[Path],
     place: tuple[str | None, int | None, Head],
 ) -> None:
-    from diffwindow.files import write_atomically
-    from diffwindow.inference.attention import for_other, trace_example
-    from diffwindow.tasks.model_folder import ModelFolder
 
-    trace = trace_example(trained, example)
-    against = None if other is None else trace_example(other, for_other(example, trained, other))
+    trace = inference_attention.trace_example(trained, example)
+    against = (
+        None
+        if other is None
+        else inference_attention.trace_example(other, inference_attention.for_other(example, trained, other))
+    )
     if figures:
         _check_place(trace, *place)
     with warnings_as_sentences():
@@ -229,25 +238,23 @@ def _write(
     if out is None and figures:
         return
     earlier: dict[str, AttentionTrace] = {
-        name: trace_example(ModelFolder.read(folder), example) for name, folder in checkpoints.items()
+        name: inference_attention.trace_example(tasks_model_folder.ModelFolder.read(folder), example)
+        for name, folder in checkpoints.items()
     }
     page = trace.to_html(against=against, checkpoints=earlier).encode("utf-8")
-    write_atomically(out or PAGE, page, follow_link=True)
+    files.write_atomically(out or PAGE, page, follow_link=True)
     print(f"{out or PAGE}  {len(page) / 1e6:.2f} MB; open it in a browser")
 
 
 def _corpus(trained: ModelFolder, run: Path, data: Path | None, corpus: str) -> Iterator[Example]:
     """Read the sentences of a split of the run's corpus, or the lines of a text file."""
-    from diffwindow.cli.evaluate import open_store
-    from diffwindow.inference.attention import row_example, text_example
-
     if Path(corpus).is_file():
         with input_lines(Path(corpus)) as lines:
-            yield from (text_example(trained, line) for line in lines if line.strip())
+            yield from (inference_attention.text_example(trained, line) for line in lines if line.strip())
         return
     store = open_store(run, data)
     for row in range(len(store.split(corpus))):
-        yield row_example(trained, store, corpus, row)
+        yield inference_attention.row_example(trained, store, corpus, row)
 
 
 def _statistics(
@@ -259,37 +266,33 @@ def _statistics(
     title: str,
     as_json: bool,
 ) -> None:
-    from diffwindow.evaluation.windows import as_table, window_statistics
-    from diffwindow.files import to_json
-    from diffwindow.inference.attention import trace_example
-    from diffwindow.view.figures import Span, save_figure, span_figure
 
-    traces = (trace_example(trained, example) for example in examples)
-    rows = window_statistics(traces, tolerance=tolerance)
-    spans = [Span(row.role, row.layer, row.head + 1, row.start, row.end) for row in rows]
+    traces = (inference_attention.trace_example(trained, example) for example in examples)
+    rows = evaluation_windows.window_statistics(traces, tolerance=tolerance)
+    spans = [view_figures.Span(row.role, row.layer, row.head + 1, row.start, row.end) for row in rows]
     with warnings_as_sentences():
         for path in figures:
-            save_figure(span_figure(spans, title=title), path)
-    print(to_json([asdict(row) for row in rows], indent=2) if as_json else "\n".join(as_table(rows)))
+            view_figures.save_figure(view_figures.span_figure(spans, title=title), path)
+    print(
+        files.to_json([asdict(row) for row in rows], indent=2)
+        if as_json
+        else "\n".join(evaluation_windows.as_table(rows))
+    )
 
 
 def _serve(trained: ModelFolder, other: ModelFolder | None, *, host: str, port: int) -> None:
-    from diffwindow.extras import require
-    from diffwindow.inference.attention import live_events
-    from diffwindow.inference.server import Limits, allowed_hosts, bound_socket, create_app, serve
-    from diffwindow.models.translator import Translator
 
     require("starlette", "uvicorn")
-    limits = Limits()
-    translates = isinstance(trained.model, Translator)
-    app = create_app(
-        live_events(trained, other, most_tokens=limits.tokens),
+    limits = inference_server.Limits()
+    translates = isinstance(trained.model, models_translator.Translator)
+    app = inference_server.create_app(
+        inference_attention.live_events(trained, other, most_tokens=limits.tokens),
         label="A sentence to translate" if translates else "A sentence",
         title=trained.model.config.attention,
-        hosts=allowed_hosts(host),
+        hosts=inference_server.allowed_hosts(host),
         limits=limits,
     )
-    listening = bound_socket(host, port)
+    listening = inference_server.bound_socket(host, port)
     shown = f"[{host}]" if ":" in host else host
     print(f"http://{shown}:{listening.getsockname()[1]}  Ctrl-C ends it", flush=True)
-    serve(app, listening, limits=limits)
+    inference_server.serve(app, listening, limits=limits)
