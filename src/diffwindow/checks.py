@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, TypedDict, TypeVar, cast, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from diffwindow.messages import check_choice, did_you_mean, quote
 
@@ -186,6 +186,12 @@ def check_whole(name: str, value: object) -> None:
     """Raise unless `value` is an int, or a traced one."""
     if isinstance(value, bool) or not isinstance(value, int | torch.SymInt):
         raise TypeError(f"{name}={quote(value)} is not an integer")
+
+
+def check_module(name: str, x: object) -> None:
+    """Raise unless `x` is a module."""
+    if not isinstance(x, nn.Module):
+        raise TypeError(f"{name} is {_kind(x)}; pass a torch.nn.Module")
 
 
 def check_tensor(name: str, x: object) -> None:

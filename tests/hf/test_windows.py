@@ -1,6 +1,7 @@
 """Windows in every family of transformers: nothing changes at first, gradients flow, all can be undone."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -30,6 +31,7 @@ from diffwindow.hf import (
     add_windows,
     as_transformers,
     freeze_base,
+    load_windows,
     remove_windows,
     save_windows,
     windows_of,
@@ -245,14 +247,26 @@ def test_models_on_one_config_do_not_share_their_windows(tmp_path):
     first, second, plain = (transformers.BertForMaskedLM(config) for _ in range(3))
     add_windows(first, "Enc(AW)")
     add_windows(second, "Enc(MW)")
-    derived = transformers.BertForMaskedLM(second.config)
-    for model in (first, derived):
+    derived, windowed = (transformers.BertForMaskedLM(second.config) for _ in range(2))
+    add_windows(windowed, "Enc(AW)")
+    for model in (first, derived, windowed):
         remove_windows(model)
-    assert (plain.config._attn_implementation, hasattr(plain.config, "diffwindow")) == ("sdpa", False)
-    assert first.config._attn_implementation == "sdpa"
+    for model in (plain, first, derived, windowed):
+        assert (model.config._attn_implementation, hasattr(model.config, "diffwindow")) == ("sdpa", False)
     outputs_of("bert", second)
     save_windows(second, tmp_path)
     assert second.config.diffwindow["plan"] == "Enc(MW,Gate)"
+
+
+def test_windows_of_a_part_are_saved_and_removed_there_or_from_the_whole(tmp_path):
+    model = bert()
+    add_windows(model.bert, "Enc(AW)")
+    with pytest.raises(ValueError, match="the windows of BertForMaskedLM were added to a part of it"):
+        save_windows(model, tmp_path)
+    save_windows(model.bert, tmp_path)
+    remove_windows(model)
+    assert model.bert.config._attn_implementation == "sdpa"
+    assert len(windows_of(load_windows(model.bert, tmp_path)).rows) == 1
 
 
 def test_removal_restores_the_implementation_of_each_part():
@@ -264,6 +278,20 @@ def test_removal_restores_the_implementation_of_each_part():
     remove_windows(add_windows(model, plan_of("t5")))
     assert [part.config._attn_implementation for part in parts] == before
     assert torch.equal(outputs_of("t5", model), outputs)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_what_is_no_model_or_no_folder_is_named(tmp_path):
+    calls = [remove_windows, windows_of, freeze_base, diffwindow.remove_windows]
+    calls += [partial(add, attention="Enc(AW)") for add in (add_windows, diffwindow.add_windows)]
+    calls += [partial(save_or_load, folder=tmp_path) for save_or_load in (save_windows, load_windows)]
+    for call in calls:
+        with pytest.raises(TypeError, match=r"model is None; pass a torch.nn.Module"):
+            call(None)
+    with pytest.raises(TypeError, match="a Linear is not a transformers model"):
+        save_windows(torch.nn.Linear(1, 1), tmp_path)
+    with pytest.raises(TypeError, match="None is not a folder of windows; pass its path"):
+        save_windows(add_windows(bert(), "Enc(AW)"), None)
 
 
 def test_a_compiled_model_is_not_taken_for_one_without_windows():

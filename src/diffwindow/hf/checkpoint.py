@@ -128,14 +128,18 @@ def save_windows(model: PreTrainedModel, folder: str | os.PathLike[str]) -> None
 
     They belong to the base weights as they are now: where the base was trained too, save it as well.
     """
-    check_unwrapped(model)
+    _check_model(model)
+    path = _as_path(folder)
     tensors = _window_tensors(model)
     if not tensors:
         raise ValueError(f"{type(model).__name__} has no windows to save; add_windows adds them")
-    path = Path(folder)
-    path.mkdir(parents=True, exist_ok=True)
-    record = getattr(model.config, RECORD)
+    record = getattr(model.config, RECORD, None)
+    if record is None:
+        raise ValueError(
+            f"the windows of {type(model).__name__} were added to a part of it; save those of that part"
+        )
     settings = Settings.model_validate(record)
+    path.mkdir(parents=True, exist_ok=True)
     write_weights(path / WINDOW_WEIGHTS, tensors, json.dumps(record))
     description = Description(
         **settings.model_dump(), base=Base.of(model), sha256=sha256_of(path / WINDOW_WEIGHTS)
@@ -153,6 +157,7 @@ def load_windows(
     were trained on other base weights are refused, unless `check_base=False`; those of a checkpoint have
     their base beside them and are not compared.
     """
+    _check_model(model)
     check_bool("check_base", check_base)
     if all(parameter.is_meta for parameter in model.parameters()):
         raise ValueError(f"a {type(model).__name__} on the meta device has no weights yet; load them first")
@@ -253,10 +258,23 @@ def _window_tensors(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in model.state_dict().items() if f".{CHILD}." in name}
 
 
-def _local(folder: str | os.PathLike[str], revision: str | None) -> Path:
+def _check_model(model: nn.Module) -> None:
+    check_unwrapped(model)
+    if not isinstance(model, PreTrainedModel):
+        raise TypeError(
+            f"a {type(model).__name__} is not a transformers model; save_pretrained saves our models with "
+            "their windows"
+        )
+
+
+def _as_path(folder: object) -> Path:
     if not isinstance(folder, str | os.PathLike):
-        raise TypeError(f"{folder!r} is not a folder of windows; pass its path, or its name on the hub")
-    path = Path(folder)
+        raise TypeError(f"{folder!r} is not a folder of windows; pass its path")
+    return Path(folder)
+
+
+def _local(folder: str | os.PathLike[str], revision: str | None) -> Path:
+    path = _as_path(folder)
     if path.is_dir():
         return path
     if str(folder).count("/") != 1 or path.is_absolute():
@@ -296,7 +314,8 @@ def _read_checkpoint(path: Path) -> tuple[Settings, dict[str, Tensor]]:
     config = _read_fields(path / "config.json") if (path / "config.json").is_file() else {}
     if RECORD not in config:
         raise ModelFileError(
-            f"{path} holds no windows: it has no {DESCRIPTION}, and no config.json with {RECORD!r}"
+            f"{path} holds no windows: it has no {DESCRIPTION}, and no config.json with {RECORD!r}; "
+            "windows that were added to a part of a model are saved with that part"
         )
     tensors: dict[str, Tensor] = {}
     for file in sorted(path.glob("model*.safetensors")):

@@ -9,6 +9,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from diffwindow.attention.window import WindowAttention
+from diffwindow.checks import check_module
 from diffwindow.hf.attention import CHILD, IMPLEMENTATION, check_implementation, register
 from diffwindow.hf.families import Place, attention_places, check_has_attention
 from diffwindow.models import added_windows
@@ -72,7 +73,7 @@ def add_windows(
     for module, name, window in built:
         module.add_module(name, window)
         module.register_forward_pre_hook(check_implementation)
-    _copy_configs(model)
+    _restore_configs(model)
     record = {
         "plan": str(plan),
         "init": init,
@@ -93,18 +94,12 @@ def remove_windows(model: M) -> M:
     check_unwrapped(model)
     if not isinstance(model, PreTrainedModel):
         return added_windows.remove_windows(model)
-    _copy_configs(model)
-    record = vars(model.config).pop(RECORD, None)
-    windowed = [module for _, module, _ in _windows(model)]
-    for module in windowed:
+    for module in [module for _, module, _ in _windows(model)]:
         delattr(module, CHILD)
         hooks = module._forward_pre_hooks
         for key in [key for key, hook in hooks.items() if hook is check_implementation]:
             del hooks[key]
-    if windowed and record is not None:
-        # parents come first: setting the implementation of a config sets those inside it, too
-        for name, config in _configs(model):
-            config._attn_implementation = record["before"].get(name, config._attn_implementation)
+    _restore_configs(model)
     return model
 
 
@@ -165,6 +160,7 @@ def windows_of(model: nn.Module) -> WindowTable:
     Widths are those of the last forward pass, over heads and up to 16 queries of its first sequence. The
     steps of `generate`, of one token each, do not count.
     """
+    check_module("model", model)
     rows = [
         WindowRow(
             name.removesuffix(f".{CHILD}"),
@@ -194,7 +190,8 @@ def _windows(model: nn.Module) -> Iterator[tuple[str, nn.Module, WindowAdapter]]
 
 
 def check_unwrapped(model: nn.Module) -> None:
-    """Raise for a model that PEFT, torch.compile, `as_transformers` or the like has wrapped."""
+    """Raise for no model, or one that PEFT, torch.compile, `as_transformers` or the like has wrapped."""
+    check_module("model", model)
     if isinstance(getattr(model, "model", None), Model):
         raise ValueError(f"{type(model).__name__} wraps a model of ours; its windows are those of `.model`")
     for name, module in model.named_modules():
@@ -222,13 +219,30 @@ def _configs(model: PreTrainedModel) -> Iterator[tuple[str, PreTrainedConfig]]:
                     waiting += [(f"{path}.{key}", getattr(config, key, None)) for key in config.sub_configs]
 
 
-def _copy_configs(model: PreTrainedModel) -> None:
-    """Give a model configs of its own: other models may have been built on the same objects."""
+def _restore_configs(model: PreTrainedModel) -> None:
+    """Give a model configs of its own, with the attention that they had before windows.
+
+    Other models may have been built on the same objects, and this one on those of a model with windows.
+    """
     copies: dict[int, Any] = {}
     for module in model.modules():
         for name, value in list(vars(module).items()):
             if isinstance(value, PreTrainedConfig):
                 setattr(module, name, copy.deepcopy(value, copies))
+    configs = list(_configs(model))
+    before = []
+    for owner, record in ((name, vars(config).pop(RECORD, None)) for name, config in configs):
+        if record is not None:
+            # windows may have been added to a part of the model
+            part = owner.removesuffix("config")
+            before += [
+                (config, record["before"].get(name.removeprefix(part), record["before"]["config"]))
+                for name, config in configs
+                if name.startswith(part) and config._attn_implementation == IMPLEMENTATION
+            ]
+    # parents come first: setting the implementation of a config sets those inside it, too
+    for config, implementation in before:
+        config._attn_implementation = implementation
 
 
 def _check_interface(model: PreTrainedModel) -> None:

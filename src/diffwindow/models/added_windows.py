@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from diffwindow.attention.kinds import WINDOWED
 from diffwindow.attention.plain import GlobalAttention
 from diffwindow.attention.window import WindowAttention
-from diffwindow.checks import check_positive
+from diffwindow.checks import check_module, check_positive
 from diffwindow.messages import check_choice
 from diffwindow.models.model import Model
 from diffwindow.notation import KINDS, Attention, Plan, Role, parse_attention
@@ -51,6 +51,7 @@ def add_windows(
     >>> bool(torch.allclose(add_windows(encoder, "Enc(AW)")(x), before, atol=1e-5))
     True
     """
+    check_module("model", model)
     plan = window_plan(attention, layers=layers, boundary_dim=boundary_dim, init=init)
     if isinstance(model, nn.MultiheadAttention):
         return _windowed(model, _only_attention(plan), window_tolerance, init)  # type: ignore[return-value]
@@ -82,6 +83,7 @@ def remove_windows(model: M) -> M:
     What is left are the weights of the scores, the values and the output, as they are now. A model of ours
     gets its plain attention back, others `torch.nn.MultiheadAttention`.
     """
+    check_module("model", model)
     if isinstance(model, WindowAttention):
         return _as_multihead(model)  # type: ignore[return-value]
     ours = isinstance(model, Model)
