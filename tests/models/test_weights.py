@@ -154,15 +154,15 @@ FAULTS = {
     "another window": (edit_config(attention="Enc(MW)"), r"has attention='Enc\(MW\)@?.*' but"),
     "lost tensor": (
         edit_weights(lambda t: t.pop("embedding.weight")),
-        r"lacks the tensor 'embedding.weight' that its config asks for",
+        r"lacks the tensor 'embedding.weight' that Translator needs",
     ),
     "strange tensors": (
         edit_weights(lambda t: t.update(b=torch.zeros(2), a=torch.zeros(2))),
-        r"has the tensor 'a' and 1 more that its config has no place for",
+        r"has the tensor 'a' and 1 more that Translator has no place for",
     ),
     "wrong shape": (
         edit_weights(lambda t: t.update({"embedding.weight": torch.zeros(3, 8)})),
-        r"'embedding.weight' of .* is torch.float32 \[3, 8\], where its config asks for floats \[12, 8\]",
+        r"'embedding.weight' of .* is torch.float32 \[3, 8\], where Translator needs floats \[12, 8\]",
     ),
     "wrong type": (
         edit_weights(lambda t: t.update({"embedding.weight": torch.zeros(12, 8, dtype=torch.long)})),

@@ -24,7 +24,7 @@ from diffwindow.hf.windows import RECORD, add_windows, check_unwrapped, remove_w
 from diffwindow.models.added_windows import WindowInit
 from diffwindow.models.config import first_mistake
 from diffwindow.models.model import parse_fields
-from diffwindow.models.weights import ModelFileError, hash_tensors, read_weights, write_weights
+from diffwindow.models.weights import ModelFileError, check_tensors, hash_tensors, read_weights, write_weights
 
 WINDOW_WEIGHTS, DESCRIPTION = "windows.safetensors", "windows.json"
 WINDOWS_FORMAT = 2
@@ -171,10 +171,11 @@ def load_windows(
     # transformers may save tensors under the names of older versions
     names = {next(iter(revert_weight_conversion(model, {name: wanted[name]}))): name for name in wanted}
     tensors = {names.get(name, name): tensor for name, tensor in tensors.items()}
-    problem = _misfit(tensors, wanted)
-    if problem:
+    try:
+        check_tensors(path, tensors, wanted, type(model).__name__)
+    except ModelFileError:
         remove_windows(model)
-        raise ModelFileError(f"the windows of {path} do not fit {type(model).__name__}: {problem}")
+        raise
     with torch.no_grad():
         for name, tensor in wanted.items():
             tensor.copy_(tensors[name])
@@ -334,14 +335,3 @@ def _validate(kind: type[B], fields: Any, path: Path) -> B:
         return kind.model_validate(fields)
     except ValidationError as error:
         raise ModelFileError(f"{path} is damaged: {first_mistake(error)}; save the windows again") from None
-
-
-def _misfit(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> str | None:
-    if missing := wanted.keys() - found.keys():
-        return f"{min(missing)} is missing"
-    if extra := found.keys() - wanted.keys():
-        return f"there is no place for {min(extra)}"
-    for name, tensor in wanted.items():
-        if found[name].shape != tensor.shape:
-            return f"{name} is {list(found[name].shape)} and not {list(tensor.shape)}"
-    return None

@@ -16,6 +16,7 @@ from diffwindow.models.weights import (
     MODEL_MANIFEST,
     WEIGHTS,
     ModelFileError,
+    check_tensors,
     read_weights,
     verify,
     write_manifest,
@@ -65,7 +66,7 @@ class Model(nn.Module, Generic[C]):
         # The weights would be initialised only to be overwritten: make the model without memory for them.
         with torch.device("meta"):
             model = cls(config)
-        _check_tensors(path / WEIGHTS, tensors, model.state_dict())
+        check_tensors(path / WEIGHTS, tensors, model.state_dict(), cls.__name__)
         model.load_state_dict(tensors, assign=True)
         return model.eval()
 
@@ -153,19 +154,4 @@ def _check_origin(folder: Path, config: ModelConfig, saved_with: str) -> None:
             raise ModelFileError(
                 f"{folder / MODEL_CONFIG} has {name}={configured!r} but {weights} was saved with {saved!r}; "
                 "save the model again to have both of one model"
-            )
-
-
-def _check_tensors(path: Path, found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
-    """Raise unless the tensors are those of the model, name by name and shape by shape."""
-    for verb, names in (("lacks", wanted.keys() - found.keys()), ("has", found.keys() - wanted.keys())):
-        if names:
-            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            needed = "that its config asks for" if verb == "lacks" else "that its config has no place for"
-            raise ModelFileError(f"{path} {verb} the tensor {min(names)!r}{more} {needed}")
-    for name, tensor in found.items():
-        if tensor.shape != wanted[name].shape or not tensor.is_floating_point():
-            raise ModelFileError(
-                f"{name!r} of {path} is {tensor.dtype} {list(tensor.shape)}, "
-                f"where its config asks for floats {list(wanted[name].shape)}"
             )

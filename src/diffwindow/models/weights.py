@@ -48,6 +48,21 @@ def read_weights(path: Path, *, containing: str = "") -> tuple[dict[str, Tensor]
         return {name: file.get_tensor(name) for name in names}, _config(file)
 
 
+def check_tensors(path: Path, found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], model: str) -> None:
+    """Raise unless a file has the tensors that a model needs, with the same names and shapes."""
+    for verb, names in (("lacks", wanted.keys() - found.keys()), ("has", found.keys() - wanted.keys())):
+        if names:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            needed = f"that {model} needs" if verb == "lacks" else f"that {model} has no place for"
+            raise ModelFileError(f"{path} {verb} the tensor {min(names)!r}{more} {needed}")
+    for name, tensor in found.items():
+        if tensor.shape != wanted[name].shape or not tensor.is_floating_point():
+            raise ModelFileError(
+                f"{name!r} of {path} is {tensor.dtype} {list(tensor.shape)}, "
+                f"where {model} needs floats {list(wanted[name].shape)}"
+            )
+
+
 def hash_tensors(tensors: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> str:
     """Hash the names, shapes and all values of tensors; floats are rounded to `dtype` if that is given."""
     digest = hashlib.sha256()
