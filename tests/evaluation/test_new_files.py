@@ -113,3 +113,19 @@ def test_labels_of_a_store_are_matched_by_name(tmp_path):
     store = prepare(labelled_recipe({"test": other}), tmp_path / "other", tokenizer=trained.path / TOKENIZER)
     with pytest.raises(ValueError, match=r"has the label 'so so', but .* was trained with bad, good, mixed;"):
         trained.task(store)
+
+
+def test_a_store_of_other_tokens_or_languages_is_refused(translator, tmp_path):
+    *_, files = translator
+    (tmp_path / "moses").mkdir()
+    recipe = Recipe("mine", "translation", {"test": two_files(files.source, files.reference)})
+    with_moses, _ = saved(recipe, tmp_path / "moses", moses="en,fr")
+    own = {"tokenizer": with_moses.path / TOKENIZER}
+    without = prepare(recipe, tmp_path / "without", **own)
+    with pytest.raises(ValueError, match=r"without was prepared without Moses, .* again with --moses en,fr"):
+        with_moses.check_tokens(without)
+    turned = prepare(recipe.adjusted(moses="fr,en"), tmp_path / "turned", **own)
+    with pytest.raises(ValueError, match=r"the source of .*turned is 'fr', but .* was trained with 'en'"):
+        with_moses.task(turned)
+    # a run may start from a model of other languages
+    with_moses.check_tokens(turned)

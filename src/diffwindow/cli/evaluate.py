@@ -117,8 +117,6 @@ def evaluate(
         ):
             options = "--beam, --length-penalty and --target-lang"
             raise ValueError(f"{options} are for translators, which {folder} is not")
-        if target_lang:
-            trained = trained.with_language("target", target_lang)
         return trained, change_decoding(inference_model.configured_decoding(folder), changes)
 
     raw = data if data and not data_store.is_store(data) else None
@@ -126,7 +124,7 @@ def evaluate(
         source, reference, labels, text, raw, data_readers.Columns(text_column, label_column)
     )
     split = evaluation_new_files.SPLIT if given.paths and not raw else split
-    report = _evaluate_runs(run, against, data, given, split, open_run)
+    report = _evaluate_runs(run, against, data, given, split, target_lang, open_run)
     if report is not None:
         print(files.to_json(report, indent=2) if as_json else "\n".join(as_text(report)))
 
@@ -150,6 +148,7 @@ def _evaluate_runs(
     data: Path | None,
     given: NewFiles,
     split: str,
+    target_lang: str | None,
     open_run: Callable[[Path], tuple[ModelFolder, Decoding]],
 ) -> dict[str, Any] | None:
     """Evaluate a run, and another on the same examples; return the report in rank 0, None elsewhere."""
@@ -162,8 +161,11 @@ def _evaluate_runs(
             if store is not None
             else stack.enter_context(evaluation_new_files.new_store(trained, given, split))
         )
+        task = trained.task(own)
+        if target_lang:
+            trained = trained.with_language("target", target_lang)
         return trained, partial(
-            evaluation_evaluate.evaluate, trained, trained.task(own), split, decoding, progress=progress
+            evaluation_evaluate.evaluate, trained, task, split, decoding, progress=progress
         )
 
     with (

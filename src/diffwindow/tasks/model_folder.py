@@ -167,15 +167,33 @@ class ModelFolder:
         return [list(ids) for ids in self.tokenizer.encode_batch([before(text.strip()) for text in texts])]
 
     def task(self, store: Store) -> AnyTask:
-        """Build the task of evaluating the model on a store, which must have its vocabulary and labels."""
+        """Build the task of evaluating the model on a store with its vocabulary, Moses, languages, labels."""
+        self.check_tokens(store)
+        for field, language in self.record.languages.items():
+            if (other := store.languages.get(field, language)) != language:
+                raise ValueError(
+                    f"the {field} of {store.folder} is {other!r}, but {self.path} was trained with "
+                    f"{language!r}; use a corpus of its languages"
+                )
+        classes = self.classes_of(store)
+        task = task_of(store, self.model.config, self.record.options)
+        return replace(task, classes=classes) if isinstance(task, Classification) else task
+
+    def check_tokens(self, store: Store) -> None:
+        """Raise unless the texts of a store became tokens as those of the model's corpus did."""
         if self.vocabulary != store.manifest.tokenizer.sha256:
             raise ValueError(
                 f"{store.folder} has another vocabulary than {self.path}; prepare it again with the "
                 f"tokenizer {self.path / TOKENIZER}"
             )
-        classes = self.classes_of(store)
-        task = task_of(store, self.model.config, self.record.options)
-        return replace(task, classes=classes) if isinstance(task, Classification) else task
+        moses = self.record.moses
+        # a model that was saved without a record names no corpus
+        if self.record.corpus and moses.keys() != store.manifest.settings.moses.keys():
+            raise ValueError(
+                f"{store.folder} was prepared {'without' if moses else 'with'} Moses, but the corpus of "
+                f"{self.path} {'with' if moses else 'without'} it; prepare it again "
+                + (f"with --moses {','.join(moses.values())}" if moses else "without --moses")
+            )
 
     def classes_of(self, store: Store) -> tuple[int, ...] | None:
         """Return the model's class of each label of a store, by name.

@@ -354,8 +354,7 @@ def follow_start(draft: Draft) -> None:
 def starting_model(task: AnyTask, start: Path) -> nn.Module:
     """Return the task's model with the weights of a trained one; added windows do not change its outputs."""
     trained = ModelFolder.read(start)
-    # raises unless the vocabulary is the same
-    trained.task(task.store)
+    trained.check_tokens(task.store)
     source, config, classes = trained.model, task.config, trained.classes_of(task.store)
     free = FREE_FIELDS | {"attention"} | ({"num_classes"} if classes else set())
     for name in type(config).model_fields:
