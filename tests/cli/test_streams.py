@@ -33,6 +33,15 @@ def test_a_dash_in_a_folder_is_a_file(run, folders, tmp_path, monkeypatch):
     assert (tmp_path / "-").read_text() == expected
 
 
+@pytest.mark.parametrize("verb", VERBS)
+def test_carriage_returns_alone_are_refused(run, folders, verb, tmp_path):
+    (tmp_path / "mac.txt").write_bytes(b"the old keys\rmy lamp fell .\r")
+    code, out, err = run(verb, folders[verb], "--input", tmp_path / "mac.txt")
+    assert (code, out, "mac.txt ends its lines with carriage returns alone; save" in err) == (2, "", True)
+    # those inside of lines are text
+    assert run(verb, folders[verb], typed=b"the\rkeys\nmy lamp\n")[0] == 0
+
+
 def test_a_dash_of_pairs_is_stdin(run, folders):
     typed = b"the old keys\tthe old keys\n"
     code, out, _ = run("score", folders["score"], "--pairs", "-", typed=typed)

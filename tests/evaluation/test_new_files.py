@@ -124,7 +124,7 @@ def test_a_store_of_other_tokens_or_languages_is_refused(translator, tmp_path):
     without = prepare(recipe, tmp_path / "without", **own)
     with pytest.raises(ValueError, match=r"without was prepared without Moses, .* again with --moses en,fr"):
         with_moses.check_tokens(without)
-    turned = prepare(recipe.adjusted(moses="fr,en"), tmp_path / "turned", **own)
+    turned = prepare(recipe.adjust(moses="fr,en"), tmp_path / "turned", **own)
     with pytest.raises(ValueError, match=r"the source of .*turned is 'fr', but .* was trained with 'en'"):
         with_moses.task(turned)
     # a run may start from a model of other languages

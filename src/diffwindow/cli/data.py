@@ -67,9 +67,7 @@ def prepare(
     tokenizer: Annotated[File, typer.Option(help="Use this tokenizer.json instead of learning one.")] = None,
     normalization: Annotated[
         Literal["nfc", "none"] | None,
-        typer.Option(
-            help="Unicode form of texts and labels: nfc (default), or none, which keeps their bytes."
-        ),
+        typer.Option(help="Unicode form of texts: nfc (default), or none, which keeps their bytes."),
     ] = None,
     moses: Annotated[
         str | None,
@@ -135,7 +133,7 @@ def prepare(
         else:
             files = {"train": tsv or labels or text, "valid": valid, "test": test}
             columns = data_readers.Columns(text_column, label_column)
-            recipe = _file_recipe(chosen, files, columns, form, skip_bad=skip_bad)
+            recipe = _file_recipe(chosen, files, columns, skip_bad=skip_bad)
         known = {field: language for field, language in languages.items() if language}
         recipe = recipe.adjust(vocab_size=vocab_size, moses=moses, languages=known, normalization=form)
         _run(recipe, out, tokenizer, workers, skip_bad=skip_bad, dry_run=dry_run)
@@ -164,15 +162,11 @@ def _parallel_recipe(name: str, sides: dict[str, tuple[File, File]]) -> Recipe:
     return data_recipe.Recipe(name, "translation", splits)
 
 
-def _file_recipe(
-    option: str, files: dict[str, File], columns: Columns, normalization: Normalization, *, skip_bad: bool
-) -> Recipe:
+def _file_recipe(option: str, files: dict[str, File], columns: Columns, *, skip_bad: bool) -> Recipe:
     """Return the recipe of one file per split, of the kind that the option names."""
     existing = {split: _existing(file) for split, file in files.items() if file}
     if option == "--labels":
-        return data_own_files.labelled_recipe(
-            existing, columns, skip_bad=skip_bad, normalization=normalization
-        )
+        return data_own_files.labelled_recipe(existing, columns, skip_bad=skip_bad)
     read, task = (
         (data_own_files.plain_text, "lm") if option == "--text" else (data_own_files.tsv_pairs, "translation")
     )

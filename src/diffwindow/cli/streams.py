@@ -148,12 +148,9 @@ def one_cell(text: str) -> str:
 
 
 def _decoded(source: IO[bytes], name: str) -> Iterator[str]:
-
     number = 0
     try:
-        for number, line in enumerate(data_lines.bounded_lines(source), 1):
-            if number == 1:
-                data_lines.check_text(line, name)
+        for number, line in enumerate(data_lines.bounded_lines(source, name), 1):
             if problem := data_lines.too_long(line):
                 raise ValueError(f"{name}, line {number}: {problem}; cut it into sentences")
             try:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from io import BufferedReader
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -112,6 +113,8 @@ SUFFIXES = ("", ".gz", ".xz")
 # bounds on the memory and time of a row: no sentence and no word is longer
 MAX_LINE = 1_000_000
 MAX_WORD = 10_000
+# a first line of more bytes than this that holds carriage returns is several
+_LONG_LINE = 1 << 13
 _LONG_WORD = re.compile(rf"\S{{{MAX_WORD + 1}}}")
 _UTF_16 = "UTF-16 text; save it as UTF-8"
 # how files begin that are no UTF-8 text, what they are, and what to do
@@ -150,22 +153,13 @@ def raw_lines(path: Path, audit: Audit) -> Iterator[bytes]:
     with opened(path) as raw:
         audit.opened(raw)
         try:
-            content = unpacked(path, raw)
-            _check_line_ends(content, path)
-            for line in bounded_lines(content):
+            for line in bounded_lines(unpacked(path, raw), path):
                 number += 1
                 yield line
         except DAMAGED as error:
             audit.bad(path, number + 1, "the archive is truncated or damaged", str(error))
         finally:
             audit.closed(raw, path.stat().st_size)
-
-
-def _check_line_ends(content: Any, path: Path) -> None:
-    """Raise if a file begins with carriage returns and no newline, as if it were one long line."""
-    beginning: bytes = content.peek(1 << 13).rstrip(b"\r")
-    if b"\r" in beginning and b"\n" not in beginning:
-        raise CorpusError(f"{path} ends its lines with carriage returns alone; save it with newlines")
 
 
 def opened(path: Path) -> BufferedReader:
@@ -175,8 +169,24 @@ def opened(path: Path) -> BufferedReader:
     return path.open("rb")
 
 
-def bounded_lines(file: IO[bytes]) -> Iterator[bytes]:
-    """Yield each line without its end; one above `MAX_LINE` bytes is cut to one byte more than that."""
+def bounded_lines(file: IO[bytes], name: Path | str) -> Iterator[bytes]:
+    """Yield each line without its end; one above `MAX_LINE` bytes is cut to one byte more than that.
+
+    Raise for another format than text, or if carriage returns alone end the lines, which would be one then.
+    """
+    lines = _cut_lines(file)
+    first = list(islice(lines, 1))
+    if first:
+        check_text(first[0], name)
+    if first and b"\r" in first[0][:_LONG_LINE]:
+        # a carriage return inside of a line may be one of its characters
+        first += islice(lines, 1)
+        if len(first) == 1 or len(first[0]) > _LONG_LINE:
+            raise CorpusError(f"{name} ends its lines with carriage returns alone; save it with newlines")
+    yield from chain(first, lines)
+
+
+def _cut_lines(file: IO[bytes]) -> Iterator[bytes]:
     while line := file.readline(MAX_LINE + 2):
         # the rest of a long line is read in pieces and dropped
         rest = line
@@ -208,8 +218,6 @@ def check_text(first: bytes, path: Path | str) -> None:
 
 def decode_line(raw: bytes, path: Path, number: int, audit: Audit) -> str | None:
     """Decode a line as UTF-8; None when it is not valid and bad rows are skipped."""
-    if number == 1:
-        check_text(raw, path)
     raw = without_mark(raw, number)
     if problem := too_long(raw):
         audit.bad(path, number, problem)

@@ -12,7 +12,7 @@ from diffwindow.data import readers
 from diffwindow.data.lines import Audit, CorpusError, NoColumnError
 from diffwindow.data.readers import ANY_COLUMNS, Columns
 from diffwindow.data.recipe import Recipe, Source, source_of
-from diffwindow.data.tokenizer import Normalization, nfc
+from diffwindow.data.tokenizer import nfc
 
 # tables of labels show and keep a label's whole name; a longer one is probably a text in the wrong column
 MAX_LABEL = 200
@@ -55,21 +55,19 @@ def labelled_recipe(
     columns: Columns = ANY_COLUMNS,
     *,
     skip_bad: bool = False,
-    normalization: Normalization = "nfc",
 ) -> Recipe:
     """Return the recipe of labelled text by split; the file of the first split decides the labels.
 
-    They are normalised as the text is, so that two spellings of a label are one class.
+    They are normalised whatever becomes of the text, so that two spellings of a label are one class.
     """
-    normalize = nfc if normalization == "nfc" else str
     first = next(iter(files.values()))
     audit = Audit(skip_bad)
     with audit.reading():
         rows = readers.labelled_cells(first, audit, columns)
         number, _, label = next(rows, (0, "", ""))
-        label = normalize(label)
+        label = nfc(label)
         counts = Counter([label] if number else [])
-        counts.update(normalize(other) for _, _, other in rows)
+        counts.update(nfc(other) for _, _, other in rows)
         headless = columns == ANY_COLUMNS and number == readers.headless_line(first, audit)
     labels = ordered_labels(counts)
     if headless and counts[label] == 1 and len(labels) > 2:
@@ -93,7 +91,6 @@ def labelled_recipe(
         splits,
         labels=labels,
         variant=variant,
-        normalization=normalization,
     )
 
 

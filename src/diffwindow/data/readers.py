@@ -19,6 +19,7 @@ from diffwindow.data.lines import (
     CorpusError,
     NoColumnError,
     Row,
+    check_text,
     decode_line,
     headed_rows,
     opened,
@@ -183,6 +184,7 @@ def _layout(path: Path, number: int, first: list[str], columns: Columns) -> _Lay
     """Read from its first row where a table has its columns; without a header, text and label by default."""
     header = [cell.strip() for cell in first]
     if (numbers := _positions(columns, len(header))) is not None:
+        _check_headless(path, number, header, numbers)
         return _Layout(len(header), *numbers)
     text, label = _text_and_label(header, columns, f"{path}, line {number}")
     if text is not None and label is not None:
@@ -208,6 +210,16 @@ def _positions(columns: Columns, width: int) -> tuple[int, int] | None:
     if not all(name.isascii() and name.isdigit() and 1 <= int(name) <= width for name in given):
         return None
     return int(given[0]) - 1, int(given[1]) - 1
+
+
+def _check_headless(path: Path, number: int, first: list[str], places: tuple[int, int]) -> None:
+    """Raise if the first row of a table whose columns are given by number names them."""
+    for kind, place in zip(("text", "label"), places, strict=True):
+        if first[place].lower() in USUAL_COLUMNS[kind]:
+            raise CorpusError(
+                f"{path}, line {number}: {', '.join(first)} looks like a header, but columns are given by "
+                "number in a file without one; remove the line, or give the columns by name"
+            )
 
 
 def _text_and_label(header: list[str], columns: Columns, place: str) -> tuple[int | None, int | None]:
@@ -312,6 +324,7 @@ def imdb(path: Path, audit: Audit) -> Iterator[Row]:
         for file in files:
             with opened(file) as review:
                 raw = review.read(MAX_LINE + 1)
+            check_text(raw, file)
             audit.read_whole(len(raw))
             if (content := decode_line(raw, file, 1, audit)) is not None:
                 yield from _read_labelled_line(content.strip(), POLARITIES[name], file, 1, audit)
