@@ -9,7 +9,7 @@ import torch
 
 from diffwindow.models import weights as weights_module
 from diffwindow.models.weights import CheckpointError, FormatError, write_weights
-from diffwindow.training.checkpoints import Checkpoints, read_checkpoint, write_checkpoint
+from diffwindow.training.checkpoints import Checkpoints, read_checkpoint
 from diffwindow.training.failures import TrainingError
 from diffwindow.training.logs import RunLogs, read_records
 from samples.majority_task import MajorityTask, fit, outcome
@@ -22,13 +22,14 @@ def save_model(folder: Path) -> None:
     write_weights(folder / "model.safetensors", {"w": torch.arange(4.0)}, "{}")
 
 
-def write(folder: Path) -> None:
-    write_checkpoint(folder, save_model, {"step": torch.tensor(3.0)}, {"update": 3})
+def write(folder: Path) -> Path:
+    checkpoints = Checkpoints(folder)
+    checkpoints.save(3, save_model, {"update": 3}, {"step": torch.tensor(3.0)})
+    return checkpoints.path(3)
 
 
 def test_round_trip(tmp_path):
-    write(tmp_path / "c")
-    checkpoint = read_checkpoint(tmp_path / "c")
+    checkpoint = read_checkpoint(write(tmp_path))
     assert checkpoint.weights["w"].tolist() == [0, 1, 2, 3]
     assert checkpoint.tensors["step"] == 3
     assert checkpoint.state == {"update": 3}
@@ -37,8 +38,7 @@ def test_round_trip(tmp_path):
 @pytest.mark.parametrize("name", ["model.safetensors", "state.safetensors", "checkpoint.json"])
 @pytest.mark.parametrize("damage", ["flip", "cut", "empty", "remove"])
 def test_any_damage_is_seen(tmp_path, name, damage):
-    write(tmp_path / "c")
-    path = tmp_path / "c" / name
+    path = write(tmp_path) / name
     content = bytearray(path.read_bytes())
     if damage == "remove":
         path.unlink()
@@ -49,20 +49,20 @@ def test_any_damage_is_seen(tmp_path, name, damage):
     else:
         path.write_bytes(content[: len(content) // 2] if damage == "cut" else b"")
     with pytest.raises(CheckpointError, match=r"damaged|missing|no checkpoint.json"):
-        read_checkpoint(tmp_path / "c")
+        read_checkpoint(path.parent)
 
 
 def test_a_write_that_fails_leaves_the_old_one(tmp_path):
-    write(tmp_path / "c")
+    checkpoint = write(tmp_path)
 
     def failing(folder: Path) -> None:
         (folder / "model.safetensors").write_bytes(b"half")
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with pytest.raises(OSError, match="No space"):
-        write_checkpoint(tmp_path / "c", failing, {}, {})
-    assert read_checkpoint(tmp_path / "c").state == {"update": 3}
-    assert [path.name for path in tmp_path.iterdir()] == ["c"]
+        Checkpoints(tmp_path).save(3, failing, {})
+    assert read_checkpoint(checkpoint).state == {"update": 3}
+    assert list(tmp_path.iterdir()) == [checkpoint]
 
 
 def test_a_damaged_newest_checkpoint_is_reported_and_the_one_before_used(tmp_path):

@@ -12,7 +12,6 @@ from diffwindow.decoding.beam import beam_search
 from diffwindow.decoding.search import length_limits, translation_start
 from diffwindow.evaluation.windows import GOLD_COLUMNS, has_gold_windows
 from diffwindow.models.classifier import Classifier
-from diffwindow.models.language_model import LanguageModel
 from diffwindow.models.model import evaluating
 from diffwindow.models.translator import Translator
 from diffwindow.special_tokens import BOS, EOS, PAD
@@ -96,25 +95,19 @@ def for_other(example: Example, trained: ModelFolder, other: ModelFolder) -> Exa
 
 def trace_example(trained: ModelFolder, example: Example) -> AttentionTrace:
     """Run a model on a sentence and keep what its attentions do."""
-    model, tokenizer = trained.model, trained.tokenizer
-    example = complete(trained, example)
-    with evaluating(model) as device, capture(model) as trace:
-        if isinstance(model, Translator):
-            assert example.target is not None
-            source = torch.tensor([[*example.ids, EOS]], device=device)
-            model.hidden(source, torch.tensor([[BOS, *example.target]], device=device))
-        elif isinstance(model, Classifier):
-            ids = [*example.ids, EOS][: trained.record.options.max_length]
-            model.encode(torch.tensor([ids], device=device))
-        else:
-            assert isinstance(model, LanguageModel)
-            ids = [trained.opening, *example.ids]
-            model.hidden(torch.tensor([ids], device=device))
-    if isinstance(model, Translator):
-        assert example.target is not None
-        trace = _named_translation(trained, trace, example.ids, example.target)
+    model, example = trained.model, complete(trained, example)
+    if example.target is not None:
+        read = [[*example.ids, EOS], [BOS, *example.target]]
+    elif isinstance(model, Classifier):
+        read = [[*example.ids, EOS][: trained.record.options.max_length]]
     else:
-        trace = trace.with_tokens(tokenizer.tokens(ids))
+        read = [[trained.opening, *example.ids]]
+    with evaluating(model) as device, capture(model) as trace:
+        model(*(torch.tensor([ids], device=device) for ids in read))
+    if example.target is not None:
+        trace = _name_translation(trained, trace, example.ids, example.target)
+    else:
+        trace = trace.with_tokens(trained.tokenizer.tokens(read[0]))
     return replace(trace, label=model.config.attention, title=example.title, gold=example.gold)
 
 
@@ -164,7 +157,7 @@ def live_events(
     return events
 
 
-def _named_translation(
+def _name_translation(
     trained: ModelFolder, trace: AttentionTrace, source: Sequence[int], target: Sequence[int]
 ) -> AttentionTrace:
     """Name the tokens of a translation: the decoder reads `<s> a b` while it writes `a b </s>`.

@@ -35,22 +35,6 @@ class Checkpoint:
     state: dict[str, Any]
 
 
-def write_checkpoint(
-    folder: Path, save_model: Callable[[Path], None], tensors: dict[str, Tensor], state: dict[str, Any]
-) -> None:
-    """Write the model, the other tensors and the plain state, all or nothing."""
-
-    def write_files(temporary: Path) -> None:
-        save_model(temporary)
-        if tensors:
-            # copies, because safetensors refuses tensors that share memory
-            copies = {name: x.detach().cpu().clone() for name, x in tensors.items()}
-            with replacing(temporary / STATE) as path:
-                save_file(copies, path)
-
-    write_folder(folder, write_files, state)
-
-
 def read_checkpoint(folder: Path) -> Checkpoint:
     """Verify every file against the manifest and read the checkpoint."""
     state = verify(folder)
@@ -83,11 +67,20 @@ class Checkpoints:
         self,
         update: int,
         save_model: Callable[[Path], None],
-        tensors: dict[str, Tensor],
         state: dict[str, Any],
+        tensors: dict[str, Tensor] | None = None,
     ) -> None:
-        """Write the checkpoint of an update."""
-        write_checkpoint(self.path(update), save_model, tensors, state)
+        """Write the model, the plain state and other tensors of an update, all or nothing."""
+
+        def write_files(folder: Path) -> None:
+            save_model(folder)
+            if tensors:
+                # copies, because safetensors refuses tensors that share memory
+                copies = {name: x.detach().cpu().clone() for name, x in tensors.items()}
+                with replacing(folder / STATE) as path:
+                    save_file(copies, path)
+
+        write_folder(self.path(update), write_files, state)
 
     def newest(self, note: Callable[[str], None]) -> Checkpoint | None:
         """Read the newest good checkpoint; report newer, damaged ones with `note` and rename them.

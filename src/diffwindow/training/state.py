@@ -291,7 +291,7 @@ class RunCheckpoints:
                 "train.lr, or with train.clip_norm"
             )
         plain = state.plain(updater) | {"log": log, "batches_an_update": self._batches_per_update}
-        self.last.save(state.update, save_model, state.tensors(updater), plain)
+        self.last.save(state.update, save_model, plain, state.tensors(updater))
 
     @property
     def _batches_per_update(self) -> int:

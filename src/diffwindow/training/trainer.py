@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 from diffwindow.data.batching import TokenBatches
-from diffwindow.models.weights import CheckpointError
+from diffwindow.models.weights import CheckpointError, write_folder
 from diffwindow.progress import SILENT, Progress
 from diffwindow.tasks.task import B, Task
-from diffwindow.training.checkpoints import read_checkpoint, write_checkpoint
+from diffwindow.training.checkpoints import read_checkpoint
 from diffwindow.training.config import LOG, MODEL, TrainConfig
 from diffwindow.training.distributed import World
 from diffwindow.training.failures import (
@@ -248,7 +248,7 @@ class Trainer(Generic[B]):
             value = math.nan
         state.best = state.best.after(state.update, value, config.watch)
         if self._world.main and config.final == "best" and state.best.update == state.update:
-            self._checkpoints.best.save(state.update, self._save_model, {}, {"update": state.update})
+            self._checkpoints.best.save(state.update, self._save_model, {"update": state.update})
 
     def _watched_value(self) -> list[float]:
         """Validate in rank 0; return numbers to broadcast.
@@ -311,7 +311,7 @@ class Trainer(Generic[B]):
                 )
             logs.final(update, metrics)
             self._progress.note(f"final model: validation {format_metrics(metrics)}")
-        write_checkpoint(self._folder / MODEL, self._save_model, {}, {"update": update, "weights": origin})
+        write_folder(self._folder / MODEL, self._save_model, {"update": update, "weights": origin})
         self._progress.note(f"done after {update} updates: {self._folder / MODEL}, {origin}")
         if metrics and config.final == "average":
             worse = worse_average(metrics[config.watch], read_records(self._folder / LOG), config)
