@@ -154,7 +154,7 @@ def _row(trained: ModelFolder, evaluation: Evaluation, against: dict[str, Any]) 
     accuracy, fit = evaluation.metrics["accuracy"], evaluation.metrics["windows"][0]
     return Row(
         attention=trained.model.config.attention,
-        parameters=sum(parameter.numel() for parameter in trained.model.parameters()),
+        parameters=trained.model.config.count_parameters(),
         accuracy=100 * accuracy["value"],
         low=100 * accuracy["low"],
         high=100 * accuracy["high"],

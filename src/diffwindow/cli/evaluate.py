@@ -189,7 +189,7 @@ def _evaluate_runs(
             "corpus": ", ".join(map(str, [store.folder] if store is not None else given.paths)),
             "split": None if store is None else split,
             "attention": trained.model.config.attention,
-            "parameters": sum(parameter.numel() for parameter in trained.model.parameters()),
+            "parameters": trained.model.config.count_parameters(),
             # by which a model card tells whose scores these are
             "weights": models_weights.hash_tensors(trained.model.state_dict()),
             "metrics": evaluation.metrics,

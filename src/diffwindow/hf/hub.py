@@ -135,7 +135,7 @@ def card_text(
             pipeline=PIPELINES[model.config.model],
             kind=type(model).__name__,
             attention=model.config.attention,
-            size=sum(parameter.numel() for parameter in model.parameters()),
+            size=model.config.count_parameters(),
         )
     ]
     if picture:
