@@ -71,4 +71,4 @@ def text_store(tmp_path_factory):
         file = folder / f"{split}.txt"
         file.write_text("".join(f"{example.sentence}\n" for example in agreement(size, part=split)))
         sources[split] = plain_text(file)
-    return prepare(Recipe("sentences", "lm", sources, Vocabulary("bpe", 300)), folder / "store")
+    return prepare(Recipe("sentences", "language-model", sources, Vocabulary("bpe", 300)), folder / "store")

@@ -114,7 +114,7 @@ def folders(tmp_path_factory):
     (raw / "pairs.tsv").write_text("a b c\tc b a\nd e\te d\n" * 10)
     split = plain_text(raw / "text.txt")
     splits = {"train": split, "valid": split, "test": split}
-    prepare(Recipe("text", "lm", splits, Vocabulary("words", None)), root / "text")
+    prepare(Recipe("text", "language-model", splits, Vocabulary("words", None)), root / "text")
     two_layers = ["model.encoder_layers=1", "model.decoder_layers=1"]
     last = ["train.keep_last=2", "train.average_last=2"]
     presets = {

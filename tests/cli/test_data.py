@@ -58,7 +58,7 @@ def test_prepares_tsv_and_text(run, tmp_path):
     (tmp_path / "a.tsv").write_text("one\teins\n" * 3)
     assert run("prepare", "--tsv", tmp_path / "a.tsv", "--vocab-size", 270, "--out", tmp_path / "t")[0] == 0
     assert run("prepare", "--text", tmp_path / "a.tsv", "--vocab-size", 270, "--out", tmp_path / "l")[0] == 0
-    assert Store.open(tmp_path / "l").task == "lm"
+    assert Store.open(tmp_path / "l").task == "language-model"
 
 
 def test_names_that_are_not_utf8_are_read(run, tmp_path):

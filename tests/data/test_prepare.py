@@ -116,7 +116,7 @@ def test_another_task_or_column_starts_again(tmp_path, first):
     wanted = labelled_recipe(files, Columns("body", "label"))
     others = {
         "another column": labelled_recipe(files, Columns("title", "label")),
-        "another task": replace(wanted, task="lm", splits=dict.fromkeys(files, plain_text(path))),
+        "another task": replace(wanted, task="language-model", splits=dict.fromkeys(files, plain_text(path))),
     }
 
     def interrupt(stage, fraction):
@@ -235,7 +235,9 @@ def test_a_bad_row_leaves_no_store(tmp_path):
 
 
 def test_an_empty_split_is_an_error(tmp_path):
-    empty = Recipe("empty", "lm", {"train": Source(lambda _: iter([]), rows=0)}, Vocabulary("words", None))
+    empty = Recipe(
+        "empty", "language-model", {"train": Source(lambda _: iter([]), rows=0)}, Vocabulary("words", None)
+    )
     with pytest.raises(CorpusError, match="the train split is empty: empty has no good row"):
         prepare(empty, tmp_path / "out")
 
@@ -260,7 +262,9 @@ def test_given_tokenizer_is_kept(pairs, whole, tmp_path):
 
 def test_moses_separates_punctuation(tmp_path):
     (tmp_path / "a.txt").write_text("It isn't far.\n" * 3)
-    plain = Recipe("a", "lm", {"train": plain_text(tmp_path / "a.txt")}, Vocabulary("words", None))
+    plain = Recipe(
+        "a", "language-model", {"train": plain_text(tmp_path / "a.txt")}, Vocabulary("words", None)
+    )
     store = prepare(plain.adjust(vocab_size=None, moses="en"), tmp_path / "out")
     assert store.tokenizer.decode(store.split("train")[0]["text"]) == "It isn 't far ."
     with pytest.raises(ValueError, match="moses=en,de names 2 languages for the fields text"):

@@ -9,8 +9,8 @@ from diffwindow.decoding import Decoding
 from diffwindow.evaluation.evaluate import compare, evaluate
 from diffwindow.evaluation.windows import _fit, _measure, gold_windows, window_fits, window_panels
 from diffwindow.ops import Maps, SoftWindow
+from diffwindow.tasks.entries import TaskOptions
 from diffwindow.tasks.model_folder import ModelFolder
-from diffwindow.tasks.options import TaskOptions
 from samples.tiny_tasks import of
 
 GREEDY = Decoding(beam=1)
@@ -208,6 +208,6 @@ def test_every_task_shows_its_progress(agreement_store, text_store, reorder_stor
         )
     assert stages == {
         "classification": {"evaluation": 1.0},
-        "lm": {"evaluation": 1.0},
+        "language-model": {"evaluation": 1.0},
         "translation": {"translating": 1.0, "evaluation": 1.0},
     }

@@ -10,7 +10,7 @@ from diffwindow.evaluation.evaluate import evaluate, score_texts
 from diffwindow.evaluation.new_files import NewFiles, new_store
 from diffwindow.models.model import TOKENIZER
 from diffwindow.tasks.model_folder import ModelFolder
-from diffwindow.tasks.registry import model_config, task_of
+from diffwindow.tasks.task import model_config, task_of
 
 TINY = {"embed_dim": 16, "ffn_dim": 16, "num_heads": 2}
 SENTENCES = ["the keys are here", "a dog runs", "nothing at all , really", "the dog is here"]
@@ -48,7 +48,7 @@ def classifier(tmp_path):
 @pytest.fixture
 def language_model(tmp_path):
     file = write(tmp_path / "a.txt", SENTENCES)
-    recipe = Recipe("mine", "lm", dict.fromkeys(("train", "test"), plain_text(file)))
+    recipe = Recipe("mine", "language-model", dict.fromkeys(("train", "test"), plain_text(file)))
     return *saved(recipe, tmp_path), NewFiles(text=file)
 
 
@@ -85,7 +85,7 @@ def test_an_unknown_language_is_said_and_not_assumed():
 
 def test_mistakes_are_one_sentence(classifier, tmp_path):
     trained, _, files = classifier
-    with pytest.raises(ValueError, match=r"a test set for lm, but .* is for classification"):
+    with pytest.raises(ValueError, match=r"a test set for language-model, but .* is for classification"):
         NewFiles(text=files.labels).recipe(trained)
     with pytest.raises(ValueError, match="there is no file"):
         NewFiles(labels=tmp_path / "none.tsv").recipe(trained)

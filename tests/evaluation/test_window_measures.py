@@ -19,7 +19,7 @@ from diffwindow.evaluation.windows import (
     window_statistics,
 )
 from diffwindow.functional import soft_window
-from diffwindow.tasks.registry import model_config, task_of
+from diffwindow.tasks.task import model_config, task_of
 from diffwindow.training.config import TrainConfig
 from diffwindow.training.distributed import World
 from diffwindow.training.trainer import Trainer

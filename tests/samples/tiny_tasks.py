@@ -3,8 +3,8 @@
 import torch
 
 from diffwindow.data.batching import TokenBatches
-from diffwindow.tasks.options import TaskOptions
-from diffwindow.tasks.registry import model_config, task_of
+from diffwindow.tasks.entries import TaskOptions
+from diffwindow.tasks.task import model_config, task_of
 
 TINY = {"embed_dim": 32, "ffn_dim": 64, "num_heads": 2, "dropout": 0.0}
 

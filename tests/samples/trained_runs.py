@@ -15,7 +15,7 @@ def train_runs(root):
     text.write_text("the keys to the cabinet are here .\nthe key is old .\n" * 20)
     split = plain_text(text)
     splits = {"train": split, "valid": split, "test": split}
-    prepare(Recipe("text", "lm", splits, Vocabulary("words", None)), root / "text")
+    prepare(Recipe("text", "language-model", splits, Vocabulary("words", None)), root / "text")
     asked = {
         "translator": (
             "reorder",

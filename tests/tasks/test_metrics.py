@@ -14,6 +14,7 @@ from diffwindow.data.prepare import prepare
 from diffwindow.data.recipe import Recipe, Vocabulary
 from diffwindow.models.language_model import LanguageModelConfig
 from diffwindow.special_tokens import EOS
+from diffwindow.tasks.entries import TaskOptions
 from diffwindow.tasks.language_modeling import LanguageModeling
 from diffwindow.tasks.metrics import (
     accuracy_of,
@@ -128,10 +129,11 @@ def test_perplexity_by_word_does_not_depend_on_the_tokens(tmp_path, block_size):
     found = {}
     for kind, size in (("words", None), ("bpe", 260)):
         store = prepare(
-            Recipe("text", "lm", {"test": plain_text(text)}, Vocabulary(kind, size)), tmp_path / kind
+            Recipe("text", "language-model", {"test": plain_text(text)}, Vocabulary(kind, size)),
+            tmp_path / kind,
         )
         config = LanguageModelConfig(vocab_size=store.tokenizer.vocab_size)
-        task = LanguageModeling(store, config, block_size=block_size)
+        task = LanguageModeling(store, config, TaskOptions(block_size=block_size))
         model = Known(store.tokenizer)
         found[kind] = task.validate(model, "test")
     # every word and every end is one of five

@@ -7,7 +7,8 @@ from diffwindow.data.own_files import plain_text
 from diffwindow.data.prepare import prepare
 from diffwindow.data.recipe import Recipe
 from diffwindow.data.store import Manifest
-from diffwindow.tasks.presets import SIZES, describe_sizes, example_settings, preset, size_of
+from diffwindow.tasks.entries import TASKS
+from diffwindow.tasks.presets import describe_sizes, example_settings, preset, size_of
 from diffwindow.training.overrides import resolve
 
 
@@ -24,16 +25,16 @@ def manifest(task, tokens, rows, *splits):
     )
 
 
-@pytest.mark.parametrize("task", SIZES)
+@pytest.mark.parametrize("task", TASKS)
 def test_more_text_gets_a_larger_size_and_each_has_its_updates(task):
     names = [size_of(manifest(task, 10**power, 100)).name for power in range(3, 10)]
-    assert list(dict.fromkeys(names)) == [size.name for size in SIZES[task]]
-    assert all(size.settings["train"]["max_updates"] for size in SIZES[task])
+    assert list(dict.fromkeys(names)) == [size.name for size in TASKS[task].sizes]
+    assert all(size.settings["train"]["max_updates"] for size in TASKS[task].sizes)
 
 
 def test_what_the_texts_decide():
-    assert example_settings(manifest("lm", 1_000, 100, "valid"))["task"] == {}
-    assert example_settings(manifest("lm", 10_000, 100, "valid"))["task"] == {"block_size": 128}
+    assert example_settings(manifest("language-model", 1_000, 100, "valid")) == {}
+    assert example_settings(manifest("language-model", 10_000, 100, "valid"))["task"] == {"block_size": 128}
     long = example_settings(manifest("classification", 50_000, 100, "valid"))
     assert (long["task"], long["train"]["max_tokens"]) == ({"max_length": 512}, 16_384)
     alone = example_settings(manifest("classification", 1_000, 100))
@@ -54,7 +55,9 @@ def test_a_task_takes_its_sizes_from_the_store(tmp_path, name, corpus):
 
 def test_a_language_model_without_validation(tmp_path):
     (tmp_path / "a.txt").write_text("one line\nand another\n")
-    store = prepare(Recipe("a", "lm", {"train": plain_text(tmp_path / "a.txt")}), tmp_path / "store")
+    store = prepare(
+        Recipe("a", "language-model", {"train": plain_text(tmp_path / "a.txt")}), tmp_path / "store"
+    )
     config = resolve("language-model", (), {"data.path": str(store.folder)})
     said = describe_sizes("language-model", store.folder, config.model_dump())
     assert said.endswith("each line by itself, no validation set, so the last model is kept")
@@ -69,7 +72,7 @@ def test_mistakes_are_named(tmp_path):
     with pytest.raises(ValueError, match=f"a prepared corpus, which {tmp_path} is not"):
         preset("translation", tmp_path)
     store = prepare(recipe_of("agreement", rows=20), tmp_path / "store")
-    with pytest.raises(ValueError, match="is prepared for classification, not for lm"):
+    with pytest.raises(ValueError, match="is prepared for classification, not for language-model"):
         preset("language-model", store.folder)
     with pytest.raises(ValueError, match="did you mean 'translation'"):
         preset("translatio")

@@ -12,10 +12,9 @@ from diffwindow.data.tokenizer import Tokenizer
 from diffwindow.decoding.translate import Output
 from diffwindow.special_tokens import BOS, EOS, PAD
 from diffwindow.tasks import translation
+from diffwindow.tasks.entries import TaskOptions
 from diffwindow.tasks.model_folder import ModelFolder
-from diffwindow.tasks.options import TaskOptions
-from diffwindow.tasks.registry import model_config, task_of
-from diffwindow.tasks.task import sweep
+from diffwindow.tasks.task import model_config, sweep, task_of
 from samples.tiny_tasks import of
 
 

@@ -1,7 +1,7 @@
 import pytest
 
+from diffwindow.tasks.entries import TASKS
 from diffwindow.tasks.presets import NAMES
-from diffwindow.tasks.registry import TASKS
 from diffwindow.training.config import differences
 from diffwindow.training.overrides import resolve
 
@@ -10,7 +10,7 @@ from diffwindow.training.overrides import resolve
 def test_every_preset_builds(name):
     config = resolve(name)
     fields = {"vocab_size": 100, **config.model_options}
-    assert TASKS[config.task.kind][1](**fields).count_parameters() > 0
+    assert TASKS[config.task.kind].config_class(**fields).count_parameters() > 0
 
 
 def test_there_is_a_preset_for_each_experiment():

@@ -10,7 +10,7 @@ from diffwindow.attention.window import WindowAttention
 from diffwindow.data.corpora import recipe_of
 from diffwindow.data.prepare import prepare
 from diffwindow.special_tokens import PAD
-from diffwindow.tasks.registry import model_config, task_of
+from diffwindow.tasks.task import model_config, task_of
 from diffwindow.training.config import TrainConfig
 from diffwindow.training.distributed import World
 from diffwindow.training.loader import UpdateBatches

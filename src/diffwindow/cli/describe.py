@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from diffwindow.cli.library import files, tasks_presets
+from diffwindow.cli.library import files, tasks_entries, tasks_presets
 from diffwindow.cli.options import AsJson, check_partners
 
 
@@ -23,7 +23,7 @@ def describe(
     as_json: AsJson = False,
 ) -> None:
     """Show the attention of each layer of a model and its number of parameters; allocate no weights."""
-    check_partners(preset, (("--data", data is not None, tuple(tasks_presets.TASKS_BY_PRESET)),))
+    check_partners(preset, (("--data", data is not None, tuple(tasks_entries.TASKS)),))
     config = tasks_presets.model_preset(preset, data, attention=attention, vocab_size=vocab_size)
     layers = [
         {"role": role, "layer": number, "attention": str(kind)}

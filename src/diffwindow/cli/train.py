@@ -15,6 +15,7 @@ from diffwindow.cli.errors import check_folder, training_errors
 from diffwindow.cli.library import (
     data_corpora,
     reproduce_tables,
+    tasks_entries,
     tasks_presets,
     training_config,
     training_overrides,
@@ -68,7 +69,7 @@ def train(
     values: dict[str, Any] = {"attention": attention, "train.seed": seed}
     if (
         data is None
-        and preset in tasks_presets.TASKS_BY_PRESET
+        and preset in tasks_entries.TASKS
         and (known := os.environ.get("DIFFWINDOW_DATA"))
     ):
         data = Path(known)
@@ -80,7 +81,7 @@ def train(
     )
     if config.data.path is None and (path := os.environ.get("DIFFWINDOW_DATA")):
         config = config.with_data(path)
-    if preset in tasks_presets.TASKS_BY_PRESET and config.data.path and os.environ.get("RANK", "0") == "0":
+    if preset in tasks_entries.TASKS and config.data.path and os.environ.get("RANK", "0") == "0":
         print(
             tasks_presets.describe_sizes(preset, Path(config.data.path), config.model_dump()), file=sys.stderr
         )
@@ -92,7 +93,7 @@ def train(
 
 def _check_words(preset: str, overrides: list[str], *, data: Path | None, start: Path | None) -> None:
     """Raise for a mistake that shows without torch, which takes seconds to import."""
-    presets = (*data_corpora.CORPORA, *tasks_presets.TASKS_BY_PRESET)
+    presets = (*data_corpora.CORPORA, *tasks_entries.TASKS)
 
     for override in overrides:
         training_config.split_override(override)
@@ -148,8 +149,8 @@ def list_all() -> None:
 
 def _list_presets() -> None:
 
-    for name, task in tasks_presets.TASKS_BY_PRESET.items():
-        print(f"{name:16} {task:14} your own data: sizes suit the prepared corpus of --data")
+    for name in tasks_entries.TASKS:
+        print(f"{name:16} {name:14} your own data: sizes suit the prepared corpus of --data")
     for name in tasks_presets.NAMES:
         config = training_overrides.resolve(name)
         batches = f"{config.train.accumulate} x " if config.train.accumulate > 1 else ""

@@ -254,7 +254,7 @@ def _wikitext(number: int, use: str, size: str, words: int, preset: Settings) ->
 
     return Corpus(
         f"wikitext{number}",
-        "lm",
+        "language-model",
         Vocabulary("words", None, words),
         use=use,
         size=size,
@@ -375,7 +375,7 @@ _ALL = (
     ),
     Corpus(
         "lm1b",
-        "lm",
+        "language-model",
         Vocabulary("words", 32_768),
         use="language modelling (the paper)",
         size="0.8 G words",
@@ -392,7 +392,7 @@ _ALL = (
     ),
     Corpus(
         "lm1b-heldout",
-        "lm",
+        "language-model",
         Vocabulary("words", 32_768),
         use="language modelling, small",
         size="12,216 sentences",

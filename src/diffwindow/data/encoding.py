@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from diffwindow.data.lines import Audit, Row
 from diffwindow.data.recipe import Recipe
-from diffwindow.data.store import TASKS
+from diffwindow.data.store import text_fields
 from diffwindow.data.tokenizer import Tokenizer, moses_tokenizer, token_dtype
 from diffwindow.data.writer import Chunk
 from diffwindow.processes import end_with_parent
@@ -104,7 +104,7 @@ def texts_of(rows: Iterator[Row], recipe: Recipe) -> Iterator[str]:
     moses = partial(moses_tokenizer, normalization=recipe.normalization)
     before = {field: moses(language) for field, language in recipe.moses.items()}
     for row in rows:
-        for field in TASKS[recipe.task]:
+        for field in text_fields(recipe.task):
             text = str(row[field])
             yield before[field](text) if field in before else text
 

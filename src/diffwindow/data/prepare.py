@@ -23,13 +23,13 @@ from diffwindow.data.encoding import (
 from diffwindow.data.lines import Audit, CorpusError, Row
 from diffwindow.data.recipe import Recipe, Source
 from diffwindow.data.store import (
-    TASKS,
     Found,
     Manifest,
     SplitEntry,
     Store,
     StoreSettings,
     TokenizerEntry,
+    text_fields,
 )
 from diffwindow.data.tokenizer import Tokenizer, token_dtype
 from diffwindow.data.writer import Chunk, PartialStore, SplitWriter, is_finished
@@ -127,7 +127,7 @@ def _write_split(
     # skip what is stored already; reading it is quick, and counts its labels and skipped rows
     for _ in range(writer.rows):
         next(rows)
-    chunks = raw_chunks(rows, TASKS[recipe.task])
+    chunks = raw_chunks(rows, text_fields(recipe.task))
     saved = time.monotonic()
     try:
         for chunk in encoded_chunks(chunks, partial.tokenizer_file, recipe.moses, workers=workers):
@@ -208,7 +208,7 @@ def estimate(recipe: Recipe, *, workers: int = 1, skip_bad: bool = False, sample
                 seconds += reading + _learning(recipe, first, scale, tokenizer_file)
             encoder = ChunkEncoder(tokenizer_file, recipe.moses)
             started = time.perf_counter()
-            chunks = [encoder(chunk) for chunk in raw_chunks(iter(first), TASKS[recipe.task])]
+            chunks = [encoder(chunk) for chunk in raw_chunks(iter(first), text_fields(recipe.task))]
             seconds += reading + (time.perf_counter() - started) * scale / workers
             size += scale * sum(_size(chunk) for chunk in chunks)
     return Estimate(rows, int(size), seconds)

@@ -15,7 +15,7 @@ from typing import Any
 
 from diffwindow.data.lines import Audit, CorpusError, Row, find_files
 from diffwindow.data.readers import reviews
-from diffwindow.data.store import TASKS
+from diffwindow.data.store import text_fields
 from diffwindow.data.synthetic import Part
 from diffwindow.data.tokenizer import Kind, Normalization
 
@@ -121,7 +121,7 @@ class Recipe:
         `moses` has a language per text field (`en,de`), or is `auto`: those of `languages`.
         """
         size = self.vocabulary.size if vocab_size is None else vocab_size
-        known, fields = self.languages | (languages or {}), TASKS[self.task]
+        known, fields = self.languages | (languages or {}), text_fields(self.task)
         if moses == "auto" and (missing := [name for name in fields if name not in known]):
             raise ValueError(f"moses=auto needs the language of {' and '.join(missing)}, which is unknown")
         named = [known[name] for name in fields] if moses == "auto" else moses.split(",") if moses else []
@@ -242,8 +242,7 @@ class Corpus:
         sides = self.sides if any("{side}" in name for name in files.names) else ("",)
         places = [[name.format(side=side) for side in sides] for name in files.names]
         source = source_of(files.reader, *find_files(root, places))
-        first_field = "source" if self.task == "translation" else "text"
-        return source if files.share is None else source.share(first_field, files.share)
+        return source if files.share is None else source.share(text_fields(self.task)[0], files.share)
 
     def generated(self, rows: int, seed: int) -> Recipe:
         """Return the recipe of a generated corpus: `rows` for training, a tenth each to validate and test."""

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_serializer
 
 from diffwindow.data.tokenizer import Tokenizer, token_dtype
 from diffwindow.files import read_json, sha256_of, write_json
@@ -20,7 +20,21 @@ from diffwindow.special_tokens import PAD
 
 OFFSET_DTYPE = np.dtype("<i8")
 VALUE_DTYPE = np.dtype("<i4")
-TASKS = {"translation": ("source", "target"), "classification": ("text",), "lm": ("text",)}
+# stores have called language models so from the first
+_STORED_NAMES = {"language-model": "lm"}
+
+
+def text_fields(task: str) -> tuple[str, ...]:
+    """Name the text fields of a task's rows."""
+    return ("source", "target") if task == "translation" else ("text",)
+
+
+def full_name(task: Any) -> Any:
+    """Return the name of a task, which stores and runs of version 0.2 may have shortened."""
+    return next((name for name, short in _STORED_NAMES.items() if short == task), task)
+
+
+TaskName = Annotated[str, BeforeValidator(full_name)]
 
 
 def is_store(folder: Path) -> bool:
@@ -124,7 +138,7 @@ class Store:
 
     @property
     def task(self) -> str:
-        """`translation`, `classification` or `lm`."""
+        """`translation`, `classification` or `language-model`."""
         return self.manifest.task
 
     @property
@@ -278,11 +292,15 @@ class Manifest(_Part):
     """What a store holds and what it was made from."""
 
     format: Literal[1] = FORMAT
-    task: Literal["translation", "classification", "lm"]
+    task: TaskName
     tokenizer: TokenizerEntry
     settings: StoreSettings
     options: dict[str, Any] | None = None
     splits: dict[Name, SplitEntry]
+
+    @field_serializer("task")
+    def _stored_name(self, task: str) -> str:
+        return _STORED_NAMES.get(task, task)
 
 
 def read_manifest(folder: Path) -> Manifest:

@@ -174,8 +174,12 @@ def is_finished(out: Path, fingerprint: dict[str, Any]) -> bool:
     if manifest.options is None:
         # a store from before they were recorded
         return False
-    before = manifest.model_dump(mode="json", include={"task", "settings", "options"})
-    before["inputs"] = {split: entry.inputs for split, entry in manifest.splits.items()}
+    before = {
+        "task": manifest.task,
+        "settings": manifest.settings.model_dump(mode="json"),
+        "inputs": {split: entry.inputs for split, entry in manifest.splits.items()},
+        "options": manifest.options,
+    }
     for name, value in json.loads(json.dumps(fingerprint)).items():
         if before[name] != value:
             raise ValueError(

@@ -17,6 +17,7 @@ from diffwindow.models.translator import Translator
 from diffwindow.progress import SILENT, Progress
 from diffwindow.special_tokens import EOS, UNK
 from diffwindow.tasks.classification import Classification
+from diffwindow.tasks.entries import TASKS, load_named
 from diffwindow.tasks.language_modeling import LanguageModeling
 from diffwindow.tasks.metrics import (
     Terms,
@@ -27,7 +28,7 @@ from diffwindow.tasks.metrics import (
     word_perplexity,
 )
 from diffwindow.tasks.model_folder import ModelFolder
-from diffwindow.tasks.registry import AnyTask
+from diffwindow.tasks.task import StoreTask
 from diffwindow.tasks.translation import Translation
 
 
@@ -44,19 +45,19 @@ class Evaluation:
 
 
 def evaluate(
-    trained: ModelFolder, task: AnyTask, split: str, decoding: Decoding, *, progress: Progress = SILENT
+    trained: ModelFolder, task: StoreTask, split: str, decoding: Decoding, *, progress: Progress = SILENT
 ) -> Evaluation:
     """Evaluate a model on a split of its task's store."""
-    if isinstance(task, Translation):
-        return _translation(trained, task, split, decoding, progress)
-    if isinstance(task, Classification):
-        return _classification(trained, task, split, progress)
-    return _language(trained, task, split, progress)
+    evaluation: Evaluation = load_named(TASKS[task.store.task].evaluate)(
+        trained, task, split, decoding, progress
+    )
+    return evaluation
 
 
-def _translation(
+def evaluate_translation(
     trained: ModelFolder, task: Translation, split: str, decoding: Decoding, progress: Progress
 ) -> Evaluation:
+    """Translate a split and score the translations."""
     rows, tokenizer = task.store.split(split), task.store.tokenizer
     sources = [rows.sequences["source"][index][:-1].tolist() for index in range(len(rows))]
     targets = [rows.sequences["target"][index] for index in range(len(rows))]
@@ -94,7 +95,10 @@ def score_texts(
     return {**{name: asdict(score) for name, score in scores.items()}, **unknown}
 
 
-def _classification(trained: ModelFolder, task: Classification, split: str, progress: Progress) -> Evaluation:
+def evaluate_classification(
+    trained: ModelFolder, task: Classification, split: str, _: Decoding, progress: Progress
+) -> Evaluation:
+    """Classify a split; return the accuracy, also by label, length and what else the rows tell."""
     predictions = task.predict(trained.model, split, progress=progress)
     columns = task.store.split(split).columns
     right = predictions.labels == task.gold(split)
@@ -112,7 +116,7 @@ def _classification(trained: ModelFolder, task: Classification, split: str, prog
     if "attractors" in columns:
         groups = accuracy_by(right, columns["attractors"].astype(np.int64))
         metrics["by_attractors"] = {str(count): asdict(group) for count, group in groups.items()}
-    if has_gold_windows(task.store, task.max_length):
+    if has_gold_windows(task.store, task.options.max_length):
         metrics["windows"] = as_rows(window_fits(task, cast(Classifier, trained.model), split))
     return Evaluation(metrics, accuracy_terms(right), right=right)
 
@@ -131,7 +135,10 @@ def _by_size(right: NDArray[np.bool_], sizes: NDArray[np.integer]) -> dict[str, 
     }
 
 
-def _language(trained: ModelFolder, task: LanguageModeling, split: str, progress: Progress) -> Evaluation:
+def evaluate_language_model(
+    trained: ModelFolder, task: LanguageModeling, split: str, _: Decoding, progress: Progress
+) -> Evaluation:
+    """Return the perplexity of a split, per word and per token."""
     by_row, tokens_by_row = task.nll(trained.model, split, progress=progress)
     nll, tokens = float(by_row.sum()), int(tokens_by_row.sum())
     words, stream = task.words(split), task.store.split(split).stream("text")

@@ -15,8 +15,8 @@ from diffwindow.data.readers import ANY_COLUMNS, Columns
 from diffwindow.data.recipe import Recipe, Source
 from diffwindow.data.store import Store
 from diffwindow.models.model import TOKENIZER
+from diffwindow.tasks.entries import MODELS
 from diffwindow.tasks.model_folder import ModelFolder
-from diffwindow.tasks.registry import task_name
 
 SPLIT = "test"
 
@@ -57,10 +57,10 @@ class NewFiles:
         elif self.labels:
             recipe = self._recipe("classification", labelled_text(self.labels, trained.labels, self.columns))
         elif self.text:
-            recipe = self._recipe("lm", plain_text(self.text))
+            recipe = self._recipe("language-model", plain_text(self.text))
         else:
             raise ValueError("a test set is a source with its reference, labelled text, or text")
-        task = task_name(trained.model.config)
+        task = MODELS[trained.model.config.model].name
         if recipe.task != task:
             raise ValueError(f"{self}: a test set for {recipe.task}, but {trained.path} is for {task}")
         return replace(recipe, moses=trained.record.moses, labels=trained.record.labels)

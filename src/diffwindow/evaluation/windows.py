@@ -358,7 +358,8 @@ def window_fits(task: Classification, model: Classifier, split: str) -> list[Win
 
     with evaluating(model) as device:
         batches = [
-            measured for _, measured in sweep(task, split, device, measure, max_tokens=task.valid_tokens)
+            measured
+            for _, measured in sweep(task, split, device, measure, max_tokens=task.options.valid_tokens)
         ]
     return [_fit(number, list(layer)) for number, layer in enumerate(zip(*batches, strict=True), 1)]
 

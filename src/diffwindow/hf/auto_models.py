@@ -35,7 +35,8 @@ from diffwindow.models.layers import TokenEmbedding
 from diffwindow.models.model import TOKENIZER, Model
 from diffwindow.models.translator import Translator
 from diffwindow.special_tokens import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
-from diffwindow.tasks.model_folder import Record, read_kind
+from diffwindow.tasks.entries import MODELS, TASKS, TaskEntry, load_named
+from diffwindow.tasks.model_folder import Record, read_entry
 
 
 class TranslatorAutoConfig(PreTrainedConfig):
@@ -83,9 +84,7 @@ def _fields(settings: dict[str, Any] | None) -> dict[str, Any]:
     }
 
 
-# What is put around a text, as in training: a source or a text to classify has its end, one to go on with its
-# beginning, which in running text is the end of the text before.
-TEMPLATES = {"translator": "$A </s>", "classifier": "$A </s>", "language_model": "<s> $A"}
+# what is put around running text to go on with: the end of the text before
 RUNNING_TEXT = "</s> $A"
 IGNORED = -100
 # the attribute by which transformers tells which parameters have their values
@@ -103,6 +102,9 @@ class _Wrapped(PreTrainedModel):
 
     model_class: ClassVar[type[Model[Any]]]
     base_model_prefix = "model"
+    # what is put around a text, as in training
+    template: ClassVar[str] = "$A </s>"
+    auto_class: ClassVar[Any]
     main_input_name = "input_ids"
 
     def __init__(self, config: Any) -> None:
@@ -156,6 +158,7 @@ class TranslatorForSeq2SeqLM(_Wrapped, GenerationMixin):
 
     model_class = Translator
     config_class = TranslatorAutoConfig
+    auto_class = AutoModelForSeq2SeqLM
 
     def get_encoder(self, modality: str | None = None) -> nn.Module:
         """Return the encoder, as `generate` calls it."""
@@ -226,6 +229,8 @@ class LanguageModelForCausalLM(_Wrapped, GenerationMixin):
 
     model_class = LanguageModel
     config_class = LanguageModelAutoConfig
+    auto_class = AutoModelForCausalLM
+    template = "<s> $A"
 
     # the names are those that transformers calls with; it passes more that a model may leave alone
     def forward(
@@ -261,6 +266,7 @@ class ClassifierForSequenceClassification(_Wrapped):
 
     model_class = Classifier
     config_class = ClassifierAutoConfig
+    auto_class = AutoModelForSequenceClassification
     # its loss is the mean of a batch, which a Trainer has to divide by the batches of an update
     accepts_loss_kwargs = False
 
@@ -288,17 +294,15 @@ class ClassifierForSequenceClassification(_Wrapped):
         return SequenceClassifierOutput(loss=loss, logits=logits)
 
 
-WRAPPERS: dict[str, type[_Wrapped]] = {
-    "translator": TranslatorForSeq2SeqLM,
-    "language_model": LanguageModelForCausalLM,
-    "classifier": ClassifierForSequenceClassification,
-}
+def _wrapper(entry: TaskEntry) -> type[_Wrapped]:
+    wrapper: type[_Wrapped] = load_named(entry.wrapper)
+    return wrapper
 
 
 def as_transformers(model: Model[Any]) -> PreTrainedModel:
     """Wrap a model of ours, which stays the same object, as a transformers model."""
     register_auto_models()
-    wrapper = WRAPPERS[model.config.model]
+    wrapper = _wrapper(MODELS[model.config.model])
     config_class: Any = wrapper.config_class
     # made without memory for weights: those of the model take their place
     with torch.device("meta"):
@@ -318,7 +322,7 @@ def transformers_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
     from tokenizers.processors import TemplateProcessing
 
     folder = Path(folder)
-    template = TEMPLATES[read_kind(folder)]
+    template = _wrapper(read_entry(folder)).template
     if Record.read(folder).options.block_size is not None:
         template = RUNNING_TEXT
     names = dict(enumerate(SPECIAL_TOKENS))
@@ -334,14 +338,11 @@ def transformers_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
 
 def register_auto_models() -> None:
     """Make our models known to transformers' Auto classes; more than once does no harm."""
-    for auto, wrapper in (
-        (AutoModelForSeq2SeqLM, TranslatorForSeq2SeqLM),
-        (AutoModelForCausalLM, LanguageModelForCausalLM),
-        (AutoModelForSequenceClassification, ClassifierForSequenceClassification),
-    ):
+    for entry in TASKS.values():
+        wrapper = _wrapper(entry)
         config: Any = wrapper.config_class
         AutoConfig.register(config.model_type, config, exist_ok=True)
-        auto.register(config, wrapper, exist_ok=True)
+        wrapper.auto_class.register(config, wrapper, exist_ok=True)
 
 
 class _Encoder(nn.Module):

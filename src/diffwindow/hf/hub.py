@@ -15,8 +15,8 @@ from diffwindow.checks import check_bool
 from diffwindow.files import read_json
 from diffwindow.models.model import MODEL_CONFIG, TOKENIZER, Model, in_eval_mode
 from diffwindow.models.weights import MODEL_MANIFEST, WEIGHTS, hash_tensors, verify, write_manifest
-from diffwindow.tasks.model_folder import TASK, ModelFolder, find_model, read_kind
-from diffwindow.tasks.registry import MODELS
+from diffwindow.tasks.entries import MODELS
+from diffwindow.tasks.model_folder import TASK, ModelFolder, find_model, read_entry
 from diffwindow.training.config import ORIGIN
 from diffwindow.training.run import Run
 from diffwindow.view.capture import capture
@@ -28,11 +28,6 @@ PICTURE = "windows.png"
 LONGEST = 30
 # What tells which model an evaluation is of; the card says it already.
 IDENTITY = ("run", "attention", "parameters", "weights")
-PIPELINES = {
-    "translator": "translation",
-    "language_model": "text-generation",
-    "classifier": "text-classification",
-}
 CARD = """---
 library_name: diffwindow
 pipeline_tag: {pipeline}
@@ -93,7 +88,7 @@ def push_run(
     """
     check_bool("picture", picture)
     folder = find_model(Path(run))
-    model = MODELS[read_kind(folder)].from_pretrained(folder)
+    model = read_entry(folder).model_class.from_pretrained(folder)
     own_run = None if folder == Path(run) else Path(run)
     with TemporaryDirectory() as made:
         target = Path(made)
@@ -132,7 +127,7 @@ def card_text(
     parts = [
         CARD.format(
             repo_id=repo_id,
-            pipeline=PIPELINES[model.config.model],
+            pipeline=MODELS[model.config.model].pipeline,
             kind=type(model).__name__,
             attention=model.config.attention,
             size=model.config.count_parameters(),

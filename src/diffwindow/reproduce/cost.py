@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import chain, repeat
 from pathlib import Path
-from typing import Any
 
 from diffwindow.data.batching import TokenBatches
 from diffwindow.data.store import Store
 from diffwindow.reproduce.scales import Experiment
 from diffwindow.reproduce.table import Row, Table
+from diffwindow.tasks.entries import TASKS
 from diffwindow.tasks.presets import model_preset
-from diffwindow.tasks.registry import model_config, task_of
+from diffwindow.tasks.task import model_config, task_of
 from diffwindow.training.config import Config
 from diffwindow.training.overrides import resolve
 from diffwindow.training.updater import make_optimizer
@@ -63,8 +63,8 @@ def _cost(preset: str, overrides: tuple[str, ...], attention: str, vocab_size: i
     base = model_preset(preset)
     model = type(base)(**base.model_dump() | config.model_options | vocabulary)
     parameters = model.count_parameters()
-    if config.task.kind == "classification":
-        # its embedding is only looked up; the other models make their logits with it
+    if not TASKS[config.task.kind].predicts_tokens:
+        # its embedding is only looked up
         parameters -= model.vocab_size * model.embed_dim
     train = config.train
     tokens = train.max_tokens * train.accumulate
@@ -119,7 +119,7 @@ def _time(step: Callable[[], None]) -> float:
 
 def _stepper(config: Config, store: Store) -> Callable[[], None]:
     """Return a function that makes one update; all functions of a corpus see the same batches."""
-    task: Any = task_of(store, model_config(store, config.model_options), config.task.options)
+    task = task_of(store, model_config(store, config.model_options), config.task.options)
     model = task.build_model()
     optimizer = make_optimizer(model, config.train)
     sampler = TokenBatches(

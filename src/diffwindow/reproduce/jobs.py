@@ -19,7 +19,7 @@ from typing import Any
 from diffwindow.data.corpora import GENERATED, corpus_of, recipe_of
 from diffwindow.data.prepare import open_or_prepare
 from diffwindow.data.recipe import Recipe
-from diffwindow.data.store import TASKS, corpus_hashes, is_store, read_manifest
+from diffwindow.data.store import corpus_hashes, is_store, read_manifest, text_fields
 from diffwindow.files import make_folder, read_json, write_json
 from diffwindow.processes import end_with_parent, interrupt_workers, leave_terminal_signals_to_parent
 from diffwindow.progress import SILENT, Progress
@@ -210,7 +210,7 @@ def recipe(experiment: Experiment, data: Path | None) -> Recipe:
     base = base.adjust(vocab_size=experiment.vocab_size)
     if experiment.kept == 1000:
         return base
-    kept = base.splits["train"].share(TASKS[base.task][0], range(experiment.kept))
+    kept = base.splits["train"].share(text_fields(base.task)[0], range(experiment.kept))
     return replace(
         base, splits=base.splits | {"train": kept}, variant=base.variant | {"kept": experiment.kept}
     )

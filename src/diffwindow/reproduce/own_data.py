@@ -11,21 +11,11 @@ from diffwindow.data.store import Manifest
 from diffwindow.notation import parse_attention
 from diffwindow.reproduce.jobs import Job, jobs_of
 from diffwindow.reproduce.scales import Experiment, Scale
-from diffwindow.reproduce.table import PLAIN, Column, Metric, Row, Table
+from diffwindow.reproduce.table import Column, Row, Table
+from diffwindow.tasks.entries import TASKS
 from diffwindow.training.overrides import resolve
 
 NAME = "own"
-ROTARY = f"{PLAIN}+positions=rotary"
-# the preset, the metric and the models of each task: plain, rotary and relative positions, the two windows
-_TASKS: dict[str, tuple[str, Metric, tuple[str, ...]]] = {
-    "classification": ("classification", "accuracy", (PLAIN, ROTARY, "Enc(Rel)@all", "Enc(MW)", "Enc(AW)")),
-    "lm": ("language-model", "perplexity", (PLAIN, ROTARY, "Dec(Rel)@all", "Dec(MW)", "Dec(AW)")),
-    "translation": (
-        "translation",
-        "bleu",
-        (PLAIN, ROTARY, "Enc(Rel)@all-Dec(Rel)@all", "Enc(AW)-Dec(MW)", "Enc(AW)-Cr(AW,Seg)-Dec(MW)"),
-    ),
-}
 
 
 def own_table(
@@ -36,19 +26,19 @@ def own_table(
     Without `keys`, the rows are those of the task; the first is what the others are compared with.
     Models are scored on the test set, or on the validation set if there is no other.
     """
-    preset, metric, usual = _TASKS[manifest.task]
+    entry = TASKS[manifest.task]
     splits = manifest.splits
     if "valid" not in splits:
         raise ValueError(f"{store} has no validation set; prepare it with one, and with a test set")
-    column = Column(NAME, store.name, metric, "test" if "test" in splits else "valid")
-    rows = tuple({row.key: row for row in map(row_of, keys or usual)}.values())
+    column = Column(NAME, store.name, entry.metric, "test" if "test" in splits else "valid")
+    rows = tuple({row.key: row for row in map(row_of, keys or entry.attentions)}.values())
     about = f"Your own data, {store.name}: sizes that suit the corpus, the same for every row, and not tuned."
     # quoted, as a path may mean something else in YAML
     path = f"data.path={json.dumps(str(store), ensure_ascii=False)}"
-    experiment = Experiment(preset, (path, *overrides), corpus=store.name)
+    experiment = Experiment(entry.name, (path, *overrides), corpus=store.name)
     for row in rows:
         # a mistake is told before anything is trained
-        resolve(preset, (*experiment.overrides, *row.overrides), {"attention": row.attention})
+        resolve(entry.name, (*experiment.overrides, *row.overrides), {"attention": row.attention})
     return Table(NAME, f"Windows on {store.name}", (column,), rows), Scale(NAME, about, {NAME: experiment})
 
 

@@ -241,7 +241,9 @@ SMOKE = Scale(
         "en-fr": _TRANSLATE,
         **dict.fromkeys(
             ("lm", "lm-long"),
-            Experiment("wikitext2", (*_TINY, "model.num_layers=2"), "agreement", rows=200, task="lm"),
+            Experiment(
+                "wikitext2", (*_TINY, "model.num_layers=2"), "agreement", rows=200, task="language-model"
+            ),
         ),
     },
     generated=True,

@@ -1,8 +1,8 @@
 """Classification: labelled texts of a store, and the Classifier trained on them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar, Literal, cast
+from typing import ClassVar, cast
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from diffwindow.data.store import Store
 from diffwindow.models.classifier import Classifier, ClassifierConfig
 from diffwindow.models.model import evaluating
 from diffwindow.progress import SILENT, Progress
+from diffwindow.tasks.entries import TaskOptions
 from diffwindow.tasks.task import Loss, TensorBatch, sweep
 
 
@@ -46,10 +47,7 @@ class Classification:
     unit: ClassVar[str] = "examples"
     store: Store
     config: ClassifierConfig
-    label_smoothing: float = 0.0
-    valid_tokens: int = 4096
-    max_length: int | None = None
-    class_weights: Literal["balanced"] | None = None
+    options: TaskOptions = field(default_factory=TaskOptions)
     classes: tuple[int, ...] | None = None
 
     def build_model(self) -> Classifier:
@@ -59,7 +57,7 @@ class Classification:
     def lengths(self, split: str) -> list[np.ndarray]:
         """Return the numbers of tokens that are read."""
         lengths = self.store.split(split).lengths("text")
-        return [lengths if self.max_length is None else np.minimum(lengths, self.max_length)]
+        return [lengths if self.options.max_length is None else np.minimum(lengths, self.options.max_length)]
 
     def gold(self, split: str) -> NDArray[np.int64]:
         """Return the right classes of a split."""
@@ -72,7 +70,7 @@ class Classification:
         """Pad texts to a batch."""
         rows = collate(self.store.split(split), indices)
         labels = torch.from_numpy(self._class_of(rows["label"].numpy()))
-        return ClassificationBatch(len(indices), rows["text"][:, : self.max_length], labels)
+        return ClassificationBatch(len(indices), rows["text"][:, : self.options.max_length], labels)
 
     def loss(self, model: nn.Module, batch: ClassificationBatch) -> Loss:
         """Return the cross-entropy of the labels."""
@@ -81,7 +79,7 @@ class Classification:
             logits,
             batch.labels,
             weight=None if self._weights is None else self._weights.to(logits.device),
-            label_smoothing=self.label_smoothing,
+            label_smoothing=self.options.label_smoothing,
             reduction="sum",
         )
         return Loss(total, batch.units)
@@ -89,7 +87,7 @@ class Classification:
     @cached_property
     def _weights(self) -> Tensor | None:
         """Weights of the classes: examples / (classes · examples of the class)."""
-        if self.class_weights is None:
+        if self.options.class_weights is None:
             return None
         counts = self.store.manifest.splits["train"].found.labels
         numbers = [counts.get(str(label), 0) for label in range(self.config.num_classes)]
@@ -107,7 +105,7 @@ class Classification:
 
         with evaluating(model) as device:
             for indices, (labels, nll) in sweep(
-                self, split, device, classify, max_tokens=self.valid_tokens, progress=progress
+                self, split, device, classify, max_tokens=self.options.valid_tokens, progress=progress
             ):
                 predictions.labels[indices] = labels
                 predictions.nll[indices] = nll

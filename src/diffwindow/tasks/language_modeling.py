@@ -1,6 +1,6 @@
 """Language modelling: text of a store, by row or in blocks, and the LanguageModel trained on it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, cast
 
 import numpy as np
@@ -14,6 +14,7 @@ from diffwindow.models.language_model import LanguageModel, LanguageModelConfig
 from diffwindow.models.model import evaluating
 from diffwindow.progress import SILENT, Progress
 from diffwindow.special_tokens import PAD
+from diffwindow.tasks.entries import TaskOptions
 from diffwindow.tasks.metrics import count_words, word_perplexity
 from diffwindow.tasks.task import Loss, TensorBatch, sweep
 
@@ -38,9 +39,7 @@ class LanguageModeling:
     unit: ClassVar[str] = "tokens"
     store: Store
     config: LanguageModelConfig
-    label_smoothing: float = 0.0
-    valid_tokens: int = 4096
-    block_size: int | None = None
+    options: TaskOptions = field(default_factory=TaskOptions)
 
     def build_model(self) -> LanguageModel:
         """Build the model, freshly initialised."""
@@ -48,27 +47,27 @@ class LanguageModeling:
 
     def lengths(self, split: str) -> list[np.ndarray]:
         """Return the numbers of tokens of the rows or blocks."""
-        rows = self.store.split(split)
-        if self.block_size is None:
+        rows, block_size = self.store.split(split), self.options.block_size
+        if block_size is None:
             return [rows.lengths("text")]
-        starts = np.arange(0, len(rows.stream("text")), self.block_size)
-        return [np.minimum(self.block_size, len(rows.stream("text")) - starts)]
+        starts = np.arange(0, len(rows.stream("text")), block_size)
+        return [np.minimum(block_size, len(rows.stream("text")) - starts)]
 
     def collate(self, split: str, indices: np.ndarray) -> TextBatch:
         """Pad rows or blocks to a batch."""
-        rows = self.store.split(split)
-        if self.block_size is None:
+        rows, block_size = self.store.split(split), self.options.block_size
+        if block_size is None:
             labels = collate(rows, indices)["text"]
             tokens = shift_right(labels)
         else:
-            blocks = collate_blocks(rows.stream("text"), indices * self.block_size, self.block_size)
+            blocks = collate_blocks(rows.stream("text"), indices * block_size, block_size)
             tokens, labels = blocks["input"], blocks["target"]
         return TextBatch(int((labels != PAD).sum()), tokens, labels)
 
     def loss(self, model: nn.Module, batch: TextBatch) -> Loss:
         """Return the label-smoothed cross-entropy of the labels."""
         scored = cast(LanguageModel, model).loss(
-            batch.tokens, batch.labels, label_smoothing=self.label_smoothing
+            batch.tokens, batch.labels, label_smoothing=self.options.label_smoothing
         )
         return Loss(scored.total, batch.units)
 
@@ -85,7 +84,7 @@ class LanguageModeling:
 
         with evaluating(model) as device:
             for indices, by_row in sweep(
-                self, split, device, score, max_tokens=self.valid_tokens, progress=progress
+                self, split, device, score, max_tokens=self.options.valid_tokens, progress=progress
             ):
                 nll[indices] = by_row
         return nll, tokens.astype(np.int64)

@@ -16,7 +16,6 @@ from diffwindow.data.store import Store
 from diffwindow.data.tokenizer import Tokenizer
 from diffwindow.files import check_folder_place, read_json, sha256_of, write_atomically, write_json
 from diffwindow.messages import check_choice
-from diffwindow.models.classifier import Classifier
 from diffwindow.models.model import MODEL_CONFIG, TOKENIZER, Folder, Model, read_fields, write_model_files
 from diffwindow.models.weights import (
     MODEL_MANIFEST,
@@ -28,8 +27,8 @@ from diffwindow.models.weights import (
 )
 from diffwindow.special_tokens import BOS, EOS
 from diffwindow.tasks.classification import Classification
-from diffwindow.tasks.options import TaskOptions, options_of
-from diffwindow.tasks.registry import MODELS, AnyTask, task_of
+from diffwindow.tasks.entries import MODELS, TaskEntry, TaskOptions
+from diffwindow.tasks.task import StoreTask, task_of
 
 TASK = "task.json"
 
@@ -51,7 +50,7 @@ class Record(BaseModel):
     """Options of the task that the model was trained for."""
 
     @classmethod
-    def of(cls, task: AnyTask) -> Self:
+    def of(cls, task: StoreTask) -> Self:
         """Return the record of a task's model."""
         store, settings = task.store, task.store.manifest.settings
         return cls(
@@ -59,7 +58,7 @@ class Record(BaseModel):
             moses=settings.moses,
             languages=store.languages,
             labels=store.labels,
-            options=options_of(task),
+            options=task.options,
         )
 
     @classmethod
@@ -86,7 +85,7 @@ class ModelFolder:
     record: Record
 
     @classmethod
-    def of(cls, task: AnyTask, model: nn.Module, path: Path) -> Self:
+    def of(cls, task: StoreTask, model: nn.Module, path: Path) -> Self:
         """Return the folder of a task's model, still to be written."""
         assert isinstance(model, Model)
         return cls(path, model, task.store.tokenizer, Record.of(task))
@@ -95,7 +94,7 @@ class ModelFolder:
     def read(cls, run: Path) -> Self:
         """Read a run folder's final model, or a model folder; its files are verified."""
         path = find_model(run)
-        model = MODELS[read_kind(path)].from_pretrained(path)
+        model = read_entry(path).model_class.from_pretrained(path)
         return cls(path, model, Tokenizer.load(path / TOKENIZER), Record.read(path))
 
     def write(self) -> None:
@@ -141,7 +140,7 @@ class ModelFolder:
     @property
     def labels(self) -> tuple[str, ...]:
         """Names of the classes by number; numerals where none are known."""
-        classes = self.model.config.num_classes if isinstance(self.model, Classifier) else 0
+        classes = getattr(self.model.config, "num_classes", 0)
         names = self.record.labels
         return names if len(names) == classes else tuple(map(str, range(classes)))
 
@@ -166,7 +165,7 @@ class ModelFolder:
         before = self.tokenizer.pretokenizer(self.record.moses.get(field))
         return [list(ids) for ids in self.tokenizer.encode_batch([before(text.strip()) for text in texts])]
 
-    def task(self, store: Store) -> AnyTask:
+    def task(self, store: Store) -> StoreTask:
         """Build the task of evaluating the model on a store with its vocabulary, Moses, languages, labels."""
         self.check_tokens(store)
         for field, language in self.record.languages.items():
@@ -230,11 +229,11 @@ def find_model(run: Path) -> Path:
     raise ValueError(f"{run} is neither a run folder nor a model folder: {missing}")
 
 
-def read_kind(folder: Path) -> str:
-    """Return which model a model folder holds: the key of its entry in `MODELS`."""
+def read_entry(folder: Path) -> TaskEntry:
+    """Return the entry of the task that the model of a folder is for."""
     kind = read_fields(folder).get("model")
     check_choice(f"{folder / MODEL_CONFIG}: model", kind, list(MODELS))
-    return str(kind)
+    return MODELS[str(kind)]
 
 
 def _check_replaceable(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""The Task protocol: all that the training loop knows of a task."""
+"""The Task protocol: all that the training loop knows of a task; tasks of stores, models of configs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -7,8 +7,11 @@ from typing import Any, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
 import numpy as np
 from torch import Tensor, nn
 
+from diffwindow.data.store import Store
 from diffwindow.decoding.batches import by_batch
+from diffwindow.models.config import ModelConfig
 from diffwindow.progress import SILENT, Progress
+from diffwindow.tasks.entries import TASKS, TaskOptions, corpus_fields, load_named
 
 
 @runtime_checkable
@@ -66,6 +69,22 @@ class Task(Protocol[B]):
         """
 
 
+class StoreTask(Task[Any], Protocol):
+    """A task of ours, which holds its store, its model's config and its options."""
+
+    @property
+    def store(self) -> Store:
+        """Return the corpus."""
+
+    @property
+    def config(self) -> ModelConfig:
+        """Return the config of the model."""
+
+    @property
+    def options(self) -> TaskOptions:
+        """Return the options of the loss and the examples."""
+
+
 R = TypeVar("R")
 
 
@@ -102,3 +121,32 @@ def sweep(
         max_tokens=max_tokens,
         progress=lambda done, total: progress(stage, done / total),
     )
+
+
+def model_config(store: Store, settings: dict[str, Any]) -> ModelConfig:
+    """Build the config of the store's model: `settings`, and what the corpus decides."""
+    return TASKS[store.task].config_class(**settings | corpus_fields(store))
+
+
+def task_of(store: Store, config: ModelConfig, options: TaskOptions | None = None) -> StoreTask:
+    """Build the task of a store; raise if the model or an option is not for it."""
+    entry, options = TASKS[store.task], options or TaskOptions()
+    if config.model != entry.kind:
+        raise ValueError(f"{store.folder} is for {store.task}, which a {type(config).__name__} cannot do")
+    decided = corpus_fields(store)
+    if config.vocab_size != decided["vocab_size"]:
+        raise ValueError(
+            f"the model has a vocabulary of {config.vocab_size:,}, but that of {store.folder} has "
+            f"{decided['vocab_size']:,}; use the corpus that the model was made for"
+        )
+    known_classes = getattr(config, "num_classes", 0)
+    if decided.get("num_classes", 0) > known_classes:
+        raise ValueError(
+            f"the model has {known_classes} classes, but {store.folder} has {decided['num_classes']}; "
+            "use the corpus that the model was made for"
+        )
+    for name, value in options.model_dump(exclude_defaults=True).items():
+        if name not in entry.options:
+            raise ValueError(f"{name}={value} is not an option of {store.task}; leave it out")
+    task: StoreTask = load_named(entry.task)(store, config, options)
+    return task

@@ -1,7 +1,7 @@
 """Translation: sentence pairs of a store, and the Translator trained on them."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, cast
 
 import numpy as np
@@ -17,6 +17,7 @@ from diffwindow.models.model import evaluating
 from diffwindow.models.translator import Translator, TranslatorConfig
 from diffwindow.progress import SILENT, Progress
 from diffwindow.special_tokens import PAD
+from diffwindow.tasks.entries import TaskOptions
 from diffwindow.tasks.metrics import bleu_of, bleu_terms
 from diffwindow.tasks.task import Loss, TensorBatch, sweep
 
@@ -38,9 +39,7 @@ class Translation:
     unit: ClassVar[str] = "tokens"
     store: Store
     config: TranslatorConfig
-    label_smoothing: float = 0.0
-    valid_tokens: int = 4096
-    bleu_sentences: int | None = None
+    options: TaskOptions = field(default_factory=TaskOptions)
 
     def build_model(self) -> Translator:
         """Build the model, freshly initialised."""
@@ -60,7 +59,7 @@ class Translation:
     def loss(self, model: nn.Module, batch: TranslationBatch) -> Loss:
         """Return the label-smoothed cross-entropy of the labels."""
         scored = cast(Translator, model).loss(
-            batch.source, batch.target, batch.labels, label_smoothing=self.label_smoothing
+            batch.source, batch.target, batch.labels, label_smoothing=self.options.label_smoothing
         )
         return Loss(scored.total, batch.units)
 
@@ -74,12 +73,14 @@ class Translation:
 
         def score(_: np.ndarray, batch: TranslationBatch) -> tuple[float, float, int]:
             scored = cast(Translator, model).loss(
-                batch.source, batch.target, batch.labels, label_smoothing=self.label_smoothing
+                batch.source, batch.target, batch.labels, label_smoothing=self.options.label_smoothing
             )
             return float(scored.total), float(scored.nll), batch.units
 
         with evaluating(model) as device:
-            scores = sweep(self, split, device, score, max_tokens=self.valid_tokens, progress=progress)
+            scores = sweep(
+                self, split, device, score, max_tokens=self.options.valid_tokens, progress=progress
+            )
         total, nll, units = (sum(column) for column in zip(*(one for _, one in scores), strict=True))
         metrics = {"loss": total / units, "nll": nll / units, "perplexity": math.exp(min(nll / units, 700.0))}
         return metrics | ({"bleu": self.bleu(model, split, progress=progress)} if watch == "bleu" else {})
@@ -87,7 +88,7 @@ class Translation:
     def bleu(self, model: nn.Module, split: str, *, progress: Progress = SILENT) -> float:
         """Return the BLEU of greedy translations, of `bleu_sentences` sentences spread over the split."""
         rows, tokenizer = self.store.split(split), self.store.tokenizer
-        count = min(len(rows), self.bleu_sentences or len(rows))
+        count = min(len(rows), self.options.bleu_sentences or len(rows))
         chosen = [number * len(rows) // count for number in range(count)]
         sources = [rows.sequences["source"][index][:-1].tolist() for index in chosen]
         references = [tokenizer.decode(rows.sequences["target"][index].tolist()) for index in chosen]
@@ -95,7 +96,7 @@ class Translation:
             cast(Translator, model),
             tokenizer,
             sources,
-            Decoding(beam=1, max_tokens=self.valid_tokens),
+            Decoding(beam=1, max_tokens=self.options.valid_tokens),
             progress=lambda done, total: progress("validation BLEU", done / total),
         )
         moses = self.store.manifest.settings.moses

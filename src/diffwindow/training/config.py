@@ -12,8 +12,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from diffwindow.messages import nearest, quote
-from diffwindow.tasks.options import TaskOptions
+from diffwindow.data.store import TaskName
+from diffwindow.messages import check_choice, nearest, quote
+from diffwindow.tasks.entries import TASKS, TaskOptions
 
 # the layout of a run folder
 RUN_CONFIG, ORIGIN = "run.json", "origin.json"
@@ -28,10 +29,14 @@ Positive = Annotated[float, Field(gt=0.0)]
 NonNegative = Annotated[float, Field(ge=0.0)]
 Momentum = Annotated[float, Field(ge=0.0, lt=1.0)]
 
-TaskKind = Literal["translation", "classification", "lm"]
 Schedule = Literal["inverse_sqrt", "constant", "linear", "cosine"]
 Precision = Literal["fp32", "bf16", "fp16", "auto"]
 Final = Literal["last", "best", "average"]
+
+
+def _known_task(name: str) -> str:
+    check_choice("task.kind", name, list(TASKS))
+    return name
 
 
 def _file_name(name: str) -> str:
@@ -63,7 +68,7 @@ class DataConfig(Section):
 class TaskConfig(TaskOptions):
     """The kind of task and its options."""
 
-    kind: TaskKind
+    kind: Annotated[TaskName, AfterValidator(_known_task)]
     """What the model does."""
 
     @property
@@ -208,10 +213,8 @@ def differences(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:
 
 def _complete(config: Config) -> dict[str, Any]:
     """Return all values; fields of the model that an older version did not write have their defaults."""
-    from diffwindow.tasks.registry import TASKS
-
-    _, model = TASKS[config.task.kind]
-    defaults = {name: field.default for name, field in model.model_fields.items() if not field.is_required()}
+    fields = TASKS[config.task.kind].config_class.model_fields
+    defaults = {name: field.default for name, field in fields.items() if not field.is_required()}
     return config.model_dump() | {"model": defaults | config.model}
 
 
@@ -268,12 +271,9 @@ def check_config(draft: Draft) -> Config:
         config = Config.model_validate(draft.values)
     except ValidationError as error:
         raise ValueError(_sentence(error, draft)) from None
-    from diffwindow.tasks.registry import TASKS
-
-    _, model_config = TASKS[config.task.kind]
     try:
         # the corpus decides the vocabulary; any number shows whether the rest fits together
-        read = model_config(**{"vocab_size": 4, **config.model_options})
+        read = TASKS[config.task.kind].config_class(**{"vocab_size": 4, **config.model_options})
     except ValueError as error:
         key = "attention" if ("attention",) in draft.places else "model"
         place = draft.place_named_in(str(error), "model") or draft.place((key,))

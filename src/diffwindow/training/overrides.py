@@ -9,9 +9,11 @@ from typing import Any
 
 import yaml
 
+from diffwindow.data.store import full_name
 from diffwindow.files import read_json
 from diffwindow.messages import quote
-from diffwindow.tasks.presets import TASK_PRESETS, preset
+from diffwindow.tasks.entries import TASKS
+from diffwindow.tasks.presets import preset
 from diffwindow.training.config import (
     RUN_CONFIG,
     Config,
@@ -119,8 +121,8 @@ def _value(values: Any, path: Keys) -> Any:
 
 def _task_values(leaves: Iterable[tuple[Keys, Any, int]]) -> dict[str, Any]:
     """Return the values that every preset of the task has that a file names."""
-    kind = next((str(value) for key, value, _ in leaves if key == ("task", "kind")), "")
-    return copy.deepcopy(TASK_PRESETS.get(kind, {}))
+    kind = next((full_name(value) for key, value, _ in leaves if key == ("task", "kind")), "")
+    return copy.deepcopy(TASKS[kind].preset) if kind in TASKS else {}
 
 
 def _leaves(section: yaml.MappingNode, path: Keys) -> Iterator[tuple[Keys, Any, int]]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -34,10 +34,10 @@ from diffwindow.models.added_windows import add_windows, window_plan
 from diffwindow.models.model import TOKENIZER, read_fields
 from diffwindow.notation import parse_attention
 from diffwindow.progress import SILENT, Progress, show_progress
+from diffwindow.tasks.entries import TASKS
 from diffwindow.tasks.model_folder import ModelFolder, find_model
 from diffwindow.tasks.presets import DECIDED_ELSEWHERE
-from diffwindow.tasks.registry import TASKS, AnyTask, model_config, task_of
-from diffwindow.tasks.task import Task
+from diffwindow.tasks.task import StoreTask, model_config, task_of
 from diffwindow.training.checkpoints import Checkpoints
 from diffwindow.training.config import (
     CHECKPOINTS,
@@ -151,7 +151,7 @@ class Run:
         raw = Path(data.path) if data.path else None
         return recipe_of(data.corpus, raw, rows=data.rows, seed=data.seed)
 
-    def task(self, store: Store) -> AnyTask:
+    def task(self, store: Store) -> StoreTask:
         """Return the run's task on a store."""
         return task_of(store, model_config(store, self.config.model_options), self.config.task.options)
 
@@ -270,7 +270,7 @@ def train(config: Config, folder: Path, *, resume: bool = True, progress: Progre
             build = task.build_model if start is None else partial(starting_model, task, start)
         try:
             trainer = Trainer(
-                cast(Task[Any], task), config.train, folder, world, progress,
+                task, config.train, folder, world, progress,
                 save=lambda model, path: ModelFolder.of(task, model, path).write(), build=build,
             )  # fmt: skip
             model = trainer.fit()
@@ -329,11 +329,9 @@ def follow_start(draft: Draft) -> None:
     Windows that the attention adds to a plain model start without effect: a multiplicative one gets a gate.
     """
     fields: dict[str, Any] = read_fields(find_model(Path(draft.values["start"])))
-    task = draft.values.get("task", {}).get("kind")
-    if task in TASKS:
-        wanted = TASKS[task][1].model_fields["model"].default
-        if fields.get("model", wanted) != wanted:
-            raise ValueError(f"start={draft.values['start']} holds a {fields['model']}, not a {wanted}")
+    entry = TASKS.get(draft.values.get("task", {}).get("kind"))
+    if entry is not None and fields.get("model", entry.kind) != entry.kind:
+        raise ValueError(f"start={draft.values['start']} holds a {fields['model']}, not a {entry.kind}")
     model = draft.values.setdefault("model", {})
     for name, value in fields.items():
         if name not in DECIDED_ELSEWHERE and ("model", name) not in draft.places:
@@ -351,7 +349,7 @@ def follow_start(draft: Draft) -> None:
         draft.values["attention"] = str(gated)
 
 
-def starting_model(task: AnyTask, start: Path) -> nn.Module:
+def starting_model(task: StoreTask, start: Path) -> nn.Module:
     """Return the task's model with the weights of a trained one; added windows do not change its outputs."""
     trained = ModelFolder.read(start)
     trained.check_tokens(task.store)
