@@ -223,7 +223,7 @@ def test_a_store_that_cannot_be_written_is_verified_each_time(copied, monkeypatc
         (("splits", "train", "rows"), -1),
         (("splits", "train", "sequences"), ["../text"]),
         (("splits", "train", "found"), None),
-        (("task",), "poetry"),
+        (("task",), None),
     ],
 )
 def test_a_manifest_with_a_wrong_field_is_named(copied, place, value):

@@ -8,6 +8,7 @@ import torch
 
 from diffwindow.data.own_files import labelled_recipe
 from diffwindow.data.prepare import prepare
+from diffwindow.data.store import Store
 from diffwindow.data.tokenizer import Tokenizer
 from diffwindow.decoding.translate import Output
 from diffwindow.special_tokens import BOS, EOS, PAD
@@ -124,6 +125,9 @@ def test_wrong_options_models_and_vocabularies_are_refused(agreement_store, reor
     fewer = of(agreement_store).config.model_copy(update={"num_classes": 1})
     with pytest.raises(ValueError, match=r"the model has 1 classes, but .* has 2"):
         task_of(agreement_store, fewer)
+    poetry = reorder_store.manifest.model_copy(update={"task": "poetry"})
+    with pytest.raises(ValueError, match=r"store: task='poetry' is not one of 'translation'"):
+        model_config(Store(reorder_store.folder, poetry, reorder_store.tokenizer, {}), {})
     with pytest.raises(ValueError, match="did you mean 'num_heads'"):
         model_config(agreement_store, {"num_head": 2})
 

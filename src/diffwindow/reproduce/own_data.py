@@ -12,7 +12,7 @@ from diffwindow.notation import parse_attention
 from diffwindow.reproduce.jobs import Job, jobs_of
 from diffwindow.reproduce.scales import Experiment, Scale
 from diffwindow.reproduce.table import Column, Row, Table
-from diffwindow.tasks.entries import TASKS
+from diffwindow.tasks.entries import entry_of
 from diffwindow.training.overrides import resolve
 
 NAME = "own"
@@ -26,7 +26,7 @@ def own_table(
     Without `keys`, the rows are those of the task; the first is what the others are compared with.
     Models are scored on the test set, or on the validation set if there is no other.
     """
-    entry = TASKS[manifest.task]
+    entry = entry_of(manifest, store)
     splits = manifest.splits
     if "valid" not in splits:
         raise ValueError(f"{store} has no validation set; prepare it with one, and with a test set")

@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from diffwindow.data.recipe import Settings
+from diffwindow.messages import check_choice
 
 if TYPE_CHECKING:
-    from diffwindow.data.store import Store
+    from pathlib import Path
+
+    from diffwindow.data.store import Manifest, Store
     from diffwindow.models.config import ModelConfig
     from diffwindow.models.model import Model
 
@@ -259,8 +262,14 @@ TASKS = {entry.name: entry for entry in (TRANSLATION, CLASSIFICATION, LANGUAGE_M
 MODELS = {entry.kind: entry for entry in TASKS.values()}
 
 
+def entry_of(manifest: Manifest, folder: Path) -> TaskEntry:
+    """Return the entry of a store's task; raise if there is none."""
+    check_choice(f"{folder}: task", manifest.task, list(TASKS))
+    return TASKS[manifest.task]
+
+
 def corpus_fields(store: Store) -> dict[str, int]:
     """Return the fields of a model's config that the corpus decides: vocabulary and number of classes."""
     decided = {"vocab_size": store.tokenizer.vocab_size, "num_classes": len(store.labels)}
-    known = TASKS[store.task].config_class.model_fields
+    known = entry_of(store.manifest, store.folder).config_class.model_fields
     return {name: value for name, value in decided.items() if name in known}

@@ -11,7 +11,7 @@ from diffwindow.data.store import Store
 from diffwindow.decoding.batches import by_batch
 from diffwindow.models.config import ModelConfig
 from diffwindow.progress import SILENT, Progress
-from diffwindow.tasks.entries import TASKS, TaskOptions, corpus_fields, load_named
+from diffwindow.tasks.entries import TaskOptions, corpus_fields, entry_of, load_named
 
 
 @runtime_checkable
@@ -125,12 +125,13 @@ def sweep(
 
 def model_config(store: Store, settings: dict[str, Any]) -> ModelConfig:
     """Build the config of the store's model: `settings`, and what the corpus decides."""
-    return TASKS[store.task].config_class(**settings | corpus_fields(store))
+    config_class = entry_of(store.manifest, store.folder).config_class
+    return config_class(**settings | corpus_fields(store))
 
 
 def task_of(store: Store, config: ModelConfig, options: TaskOptions | None = None) -> StoreTask:
     """Build the task of a store; raise if the model or an option is not for it."""
-    entry, options = TASKS[store.task], options or TaskOptions()
+    entry, options = entry_of(store.manifest, store.folder), options or TaskOptions()
     if config.model != entry.kind:
         raise ValueError(f"{store.folder} is for {store.task}, which a {type(config).__name__} cannot do")
     decided = corpus_fields(store)
