@@ -93,7 +93,7 @@ class TaskEntry:
 def load_named(name: str) -> Any:
     """Import what "module:name" names in this package.
 
-    >>> load_named("messages:quoted")("a")
+    >>> load_named("messages:quote")("a")
     "'a'"
     """
     module, _, attribute = name.partition(":")
