@@ -168,7 +168,9 @@ def _file_recipe(option: str, files: dict[str, File], columns: Columns, *, skip_
     if option == "--labels":
         return data_own_files.labelled_recipe(existing, columns, skip_bad=skip_bad)
     read, task = (
-        (data_own_files.plain_text, "language-model") if option == "--text" else (data_own_files.tsv_pairs, "translation")
+        (data_own_files.plain_text, "language-model")
+        if option == "--text"
+        else (data_own_files.tsv_pairs, "translation")
     )
     return data_recipe.Recipe(
         existing["train"].name, task, {split: read(file) for split, file in existing.items()}

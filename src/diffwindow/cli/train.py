@@ -67,11 +67,7 @@ def train(
     _check_words(preset, overrides or [], data=data, start=start)
 
     values: dict[str, Any] = {"attention": attention, "train.seed": seed}
-    if (
-        data is None
-        and preset in tasks_entries.TASKS
-        and (known := os.environ.get("DIFFWINDOW_DATA"))
-    ):
+    if data is None and preset in tasks_entries.TASKS and (known := os.environ.get("DIFFWINDOW_DATA")):
         data = Path(known)
     values["data.path"] = str(data.resolve()) if data else None
     values["start"] = str(start.resolve()) if start else None
