@@ -255,13 +255,15 @@ def test_wrong_use_is_a_sentence_and_code_2(call, words, said):
     assert "Traceback" not in err
 
 
-def test_a_store_for_another_task_is_refused(call):
+def test_a_store_that_cannot_be_used_is_refused(call):
     assert call("prepare", "reorder", "--rows", "40", "--out", "store")[0] == 0
     Path("run").mkdir()
     Path("run/notes.txt").touch()
     code, said = call("train", "agreement", "--data", "store", "--out", "run")
     assert code == 2
     assert "store is for translation, but run is for classification" in said
+    code, said = call("train", "reorder", "--data", "store", "--out", "run", "train.max_tokens=2")
+    assert (code, "no training example fits train.max_tokens=2; raise it" in said) == (2, True)
     # a folder of other files stays as it was
     assert [path.name for path in Path("run").iterdir()] == ["notes.txt"]
 

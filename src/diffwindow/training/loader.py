@@ -35,8 +35,6 @@ class BatchLoader(Generic[B]):
     """
 
     def __init__(self, task: Task[B], sampler: TokenBatches, world: World, accumulate: int) -> None:
-        if not len(sampler.kept):
-            raise ValueError("no training example fits train.max_tokens; raise it")
         self._task = task
         self._sampler = sampler
         self._world = world

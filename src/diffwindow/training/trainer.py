@@ -86,6 +86,8 @@ class Trainer(Generic[B]):
             seed=config.seed,
             too_long=config.too_long,
         )
+        if not len(self._sampler.kept):
+            raise ValueError(f"no training example fits train.max_tokens={config.max_tokens}; raise it")
         self._state = TrainState(self._sampler.state())
         # None except in rank 0
         self._logs: RunLogs | None = None
