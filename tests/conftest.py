@@ -12,7 +12,7 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 SHAPED = [
-    "arguments",
+    "checks",
     "functional",
     "ops",
     # not those in Triton, which are no Python functions to be wrapped
@@ -21,9 +21,10 @@ SHAPED = [
     "kernels.triton",
     "kernels.triton_launch",
     "attention",
-    "layers",
     "models",
+    "decoding.batches",
     "decoding.beam",
+    "decoding.ensemble",
     "decoding.sampling",
     "decoding.search",
 ]

@@ -42,8 +42,8 @@ def default_blocks(row_bytes: int, *, threshold: bool, amd: bool = False) -> Blo
     """Return the blocks for heads of so many bytes per row, and for windows with or without a threshold."""
     blocks = next(blocks for most, blocks in DEFAULTS.items() if row_bytes <= most)
     if amd:
-        # its warps have 64 lanes, and more than four of them leave too few registers for each
-        blocks = Blocks(*(block._replace(warps=4) for block in blocks))
+        # its warps have 64 lanes: more than four, or loads ahead of their use, would spill registers
+        blocks = Blocks(*(block._replace(warps=4, stages=1) for block in blocks))
     # skipping tiles or not: both branches must fit the registers
     return blocks._replace(key=blocks.key._replace(rows=16, stages=1)) if threshold else blocks
 
