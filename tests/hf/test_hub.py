@@ -112,8 +112,13 @@ def test_scores_of_another_model_are_refused(run, evaluation, tmp_path):
     scores.write_text(json.dumps({"metrics": evaluation["metrics"]}))
     with pytest.raises(ValueError, match="do not say which model they are of; evaluate the model again"):
         hf.push_run(run, "me/windows", scores=scores)
-    with pytest.raises(TypeError, match="picture='no' is not a bool"):
-        hf.push_run(run, "me/windows", picture="no")
+    for wrong, message in (
+        ({"picture": "no"}, "picture='no' is not a bool"),
+        ({"scores": 3}, "scores=3 is not what an evaluation prints"),
+        ({"repo_id": None}, "repo_id=None is not a str; pass the name on the hub"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            card_text(model, **{"repo_id": "me/windows"} | wrong)
 
 
 def test_a_card_has_no_local_paths(run, evaluation, tmp_path):
@@ -121,8 +126,9 @@ def test_a_card_has_no_local_paths(run, evaluation, tmp_path):
     settings = json.loads((run / "run.json").read_text()) | {"start": "/home/me/runs/base"}
     (tmp_path / "run.json").write_text(json.dumps(settings))
     scores = evaluation | {
-        "corpus": "/home/me/a.txt, b/c.txt",
+        "corpus": ["/home/me/a.txt", "my, data/c.txt"],
         "against": {"run": "/home/me/runs/other", "p": "a|b"},
+        "by_file": {"/home/me/d.txt": [["/home/me/e.txt"]]},
     }
     card = card_text(Classifier.from_pretrained(run / "model"), "me/it", run=tmp_path, scores=scores)
     for row in (
@@ -130,6 +136,7 @@ def test_a_card_has_no_local_paths(run, evaluation, tmp_path):
         "| corpus | a.txt, c.txt |",
         "| against.run | other |",
         r"| against.p | a\|b |",
+        "| by_file.d.txt | e.txt |",
     ):
         assert row in card
     assert "/home" not in card

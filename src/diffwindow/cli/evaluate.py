@@ -186,7 +186,7 @@ def _evaluate_runs(
         evaluation = score()
         report: dict[str, Any] = {
             "run": str(run),
-            "corpus": ", ".join(map(str, [store.folder] if store is not None else given.paths)),
+            "corpus": [str(path) for path in ([store.folder] if store is not None else given.paths)],
             "split": None if store is None else split,
             "attention": trained.model.config.attention,
             "parameters": trained.model.config.count_parameters(),

@@ -14,7 +14,7 @@ RANGES = {"by_length": "length", "by_distance": "distance"}
 def as_text(report: dict[str, Any]) -> Iterator[str]:
     """Yield the lines of a report."""
     model = f"{report['attention']}, {report['parameters']:,} parameters"
-    examples = f"split {report['split']}" if report["split"] else report["corpus"]
+    examples = f"split {report['split']}" if report["split"] else ", ".join(report["corpus"])
     yield f"{report['run']}: {model}, {examples}"
     yield from metric_lines(report["metrics"])
     if "against" in report:

@@ -13,6 +13,7 @@ from huggingface_hub import HfApi, snapshot_download
 from diffwindow.attention.kinds import WINDOWED
 from diffwindow.checks import check_bool
 from diffwindow.files import read_json
+from diffwindow.messages import quote
 from diffwindow.models.model import MODEL_CONFIG, TOKENIZER, Model, in_eval_mode
 from diffwindow.models.weights import MODEL_MANIFEST, WEIGHTS, hash_tensors, verify, write_manifest
 from diffwindow.tasks.entries import MODELS
@@ -122,6 +123,9 @@ def card_text(
 
     `scores` is what `diffwindow evaluate RUN --json` prints of this model; that of another is an error.
     """
+    check_bool("picture", picture)
+    if not isinstance(repo_id, str):
+        raise TypeError(f"repo_id={quote(repo_id)} is not a str; pass the name on the hub, as user/name")
     if scores is not None:
         check_scores(model, scores)
     parts = [
@@ -154,6 +158,8 @@ def card_text(
 def check_scores(model: Model[Any], scores: dict[str, Any]) -> None:
     """Raise unless an evaluation is of this model."""
     again = "evaluate the model again with `diffwindow evaluate RUN --json`"
+    if not isinstance(scores, dict):
+        raise TypeError(f"scores={quote(scores)} is not what an evaluation prints; {again}")
     if "weights" not in scores:
         raise ValueError(f"the scores do not say which model they are of; {again}")
     if scores["weights"] != hash_tensors(model.state_dict()):
@@ -194,25 +200,28 @@ def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the plain values of nested objects under dotted names."""
     if isinstance(value, dict):
         for key, inner in value.items():
-            yield from _leaves(inner, f"{name}.{key}" if name else str(key))
+            yield from _leaves(inner, f"{name}.{_public(str(key))}".removeprefix("."))
     elif value is not None:
         yield name, value
 
 
 def _table(rows: dict[str, Any]) -> str:
-    """Format nested values as a Markdown table; a bar in a value would end its cell."""
-    body = [f"| {name} | {str(_shown(x)).replace('|', chr(92) + '|')} |\n" for name, x in _leaves(rows)]
+    """Format nested values as a Markdown table; a bar in a name or a value would end its cell."""
+    cells = [(name.replace("|", r"\|"), _shown(x).replace("|", r"\|")) for name, x in _leaves(rows)]
+    body = [f"| {name} | {text} |\n" for name, text in cells]
     return "".join(["| | |\n", "|---|---|\n", *body] if body else [])
 
 
-def _shown(value: Any) -> Any:
-    return f"{value:.6g}" if isinstance(value, float) else _public(value) if isinstance(value, str) else value
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(_shown, value))
+    return f"{value:.6g}" if isinstance(value, float) else _public(str(value))
 
 
 def _public(text: str) -> str:
-    """Return the names alone of files and folders: a local path is private, and of no use to readers.
+    """Return the name alone of a file or folder: a local path is private, and of no use to readers.
 
-    >>> _public("/home/me/runs/first, ../second"), _public("Enc(AW)")
-    ('first, second', 'Enc(AW)')
+    >>> _public("/home/me/my, runs/first/"), _public("Enc(AW)")
+    ('first', 'Enc(AW)')
     """
-    return ", ".join(re.split(r"[/\\]", part.rstrip("/\\"))[-1] for part in text.split(", "))
+    return re.split(r"[/\\]", text.rstrip("/\\"))[-1]
