@@ -10,8 +10,8 @@ from torch import Tensor
 from diffwindow import functional, ops
 from diffwindow.checks import FLOATS, check_tensor
 
-# A float mask hides with -inf, or with a number that no weight survives: -1e4 (-9,984 in bf16), -1e9, the
-# least of its type.
+# A float mask hides a key with -inf or with a large negative number: -1e4 (-9,984 in bf16), -1e9, or the
+# smallest of its type. The softmax gives such a key no weight.
 HIDING = -9e3
 
 

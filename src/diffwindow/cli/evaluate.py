@@ -170,6 +170,7 @@ def _evaluate_runs(
 
     with (
         interruptible("nothing was scored"),
+        # ranks exchange texts and numbers here, never tensors on a GPU
         training_distributed.connected("cpu") as world,
         processes.sharing(),
         show_progress(wanted=world.main) as progress,

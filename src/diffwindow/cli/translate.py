@@ -58,6 +58,7 @@ def translate(
     """
     with (
         interruptible_output(output),
+        # ranks exchange texts and numbers here, never tensors on a GPU
         training_distributed.connected("cpu") as world,
         processes.sharing(),
         ExitStack() as stack,

@@ -146,6 +146,7 @@ class TokenBatches:
         order = self.kept.copy()
         if self._shuffle:
             self._position.generator().shuffle(order)
+        # the last two fields, the last one first: one key of 64 bits holds two lengths and the shuffled order
         fields = self._fields[:-3:-1]
         bits = np.uint64(32 // len(fields))
         longest = np.uint64((1 << int(bits)) - 1)

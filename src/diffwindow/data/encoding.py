@@ -117,7 +117,8 @@ _BETWEEN_WORDS = re.compile(r"(?<=\S) (?=\S)")
 class _Words(dict[str, bytes]):
     """The encoded ids of words, filled on demand.
 
-    When full it becomes the old generation, from which words that occur again are taken back; the others go.
+    When it is full, its words move to a second table. Words that occur again come back; when it is full once
+    more, the second table is dropped.
     """
 
     def __init__(self, tokenizer: Tokenizer, before: str) -> None:

@@ -243,7 +243,7 @@ def _tsv_rows(path: Path, audit: Audit) -> Iterator[tuple[int, list[str]]]:
 
 
 def _csv_rows(path: Path, audit: Audit) -> Iterator[tuple[int, list[str]]]:
-    """Yield (first line, cells) of each row; of one that is not CSV, only the first line is left out."""
+    """Yield (first line, cells) of each row. Drop the first line of a row that is not valid CSV."""
     csv.field_size_limit(MAX_LINE)
     lines = text_lines(path, audit)
     again: list[tuple[int, str]] = []

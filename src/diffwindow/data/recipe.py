@@ -28,7 +28,8 @@ Settings = dict[str, Any]
 class Vocabulary:
     """The kind of tokenizer and its size.
 
-    Without a size, BPE gets one that suits the corpus, and a vocabulary of words keeps all, `about` so many.
+    Without a size, BPE gets one that suits the corpus, and a vocabulary of words has every word;
+    `about` is the number to expect.
     """
 
     kind: Kind = "bpe"

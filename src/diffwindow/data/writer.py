@@ -229,6 +229,6 @@ def _cut(path: Path, size: int) -> None:
 
 
 def _refuse(out: Path, folder: Path, fingerprint: dict[str, Any]) -> None:
-    """Raise if `out` exists, be it as a link to nothing, unless it is the folder to finish."""
+    """Raise if `out` exists, even as a broken link, unless it is the unfinished store itself."""
     if os.path.lexists(out) and not (folder == out and _read_progress(out, fingerprint)):
         raise ValueError(f"{out} exists already; remove it or choose another folder")

@@ -107,7 +107,7 @@ def difference(values: Mapping[int, float], base: Mapping[int, float]) -> Summar
 
 
 def verdict(gain: float, reach: float | None, seeds: int, paper: float) -> Verdict:
-    """Return whether a gain has the paper's sign, if two seeds and an interval without zero let it be said.
+    """Compare the sign of a gain with the paper's; it takes two seeds, and an interval without zero, to tell.
 
     >>> verdict(2.0, 1.5, seeds=3, paper=0.4), verdict(2.0, 0.1, seeds=1, paper=0.4)
     ('agrees', 'not told apart')

@@ -25,7 +25,10 @@ def observed() -> bool:
 
 # Floats that backward needs of each row, besides the output.
 _STATISTICS = 6
-# The C++ `Problem`, eight bytes per field: the call, then ten tensors for backward.
+# The C++ `Problem` of csrc/problem.h, eight bytes per field: flags and sizes (12q), seed, dropout and
+# threshold (Q2d), mask and bias with four strides each (5q 5q), the segment origin (q), four pairs
+# of queries and keys with width and scale (8qqd), values and output (8q), the rows to keep
+# (2q), then ten tensors for backward.
 _BACKWARD_FIELDS = 4 * 10
 _LAYOUT = struct.Struct("=12q Q2d 5q 5q q" + "8qqd" * 4 + "8q 2q" + f"{_BACKWARD_FIELDS}q")
 

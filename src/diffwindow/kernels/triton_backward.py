@@ -229,7 +229,7 @@ def far_gradients(
 
 @triton.jit
 def differentiate(p, place, queries, keys, grad, norms, totals, carry, how: tl.constexpr):
-    """Return the keys seen, the weights as they met the values, gradients, and the steps of what rows carry.
+    """Return the keys seen, the weights after dropout, gradients, and the steps of what rows carry.
 
     The gradients are those of the scores, the local scores, and the left and right boundaries' logits; the
     steps are those of F and of the prefix sums, left and right. The last result says whether the window
