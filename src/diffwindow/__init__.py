@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from diffwindow.attention.window import WindowAttention
     from diffwindow.attention.window_module import use_impl
+    from diffwindow.data.prepare import prepare
     from diffwindow.decoding import Decoding
-    from diffwindow.inference.model import load
+    from diffwindow.inference.model import evaluate, load
     from diffwindow.models.added_windows import add_windows, remove_windows
     from diffwindow.models.classifier import Classifier, ClassifierConfig
     from diffwindow.models.language_model import LanguageModel, LanguageModelConfig
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
         window_attention,
         window_maps,
     )
+    from diffwindow.training.overrides import resolve
+    from diffwindow.training.run import train
     from diffwindow.view.capture import capture
     from diffwindow.view.trace import AttentionTrace
 
@@ -42,9 +45,13 @@ _HOMES = {
     "SoftWindow": "ops",
     "add_windows": "models.added_windows",
     "capture": "view.capture",
+    "evaluate": "inference.model",
     "load": "inference.model",
     "parse_attention": "notation",
+    "prepare": "data.prepare",
     "remove_windows": "models.added_windows",
+    "resolve": "training.overrides",
+    "train": "training.run",
     "use_impl": "attention.window_module",
     "window_attention": "ops",
     "window_maps": "ops",
@@ -65,9 +72,13 @@ __all__ = [
     "WindowAttention",
     "add_windows",
     "capture",
+    "evaluate",
     "load",
     "parse_attention",
+    "prepare",
     "remove_windows",
+    "resolve",
+    "train",
     "use_impl",
     "window_attention",
     "window_maps",

@@ -120,7 +120,7 @@ def test_a_model_folder_alone_works_with_a_corpus(run, runs):
     assert "perplexity" in out
     code, _, err = run("evaluate", runs / "language/model")
     assert code == 2
-    assert "is not a run folder, so its corpus is unknown; give one with --data DIR" in err
+    assert "is not a run folder, so its corpus is unknown; give one: data=DIR, or --data DIR" in err
 
 
 def test_an_average_is_evaluated_as_its_run_is(run, runs, tmp_path):

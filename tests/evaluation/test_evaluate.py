@@ -6,7 +6,7 @@ import torch
 
 from diffwindow.data.synthetic import agreement, reorder
 from diffwindow.decoding import Decoding
-from diffwindow.evaluation.evaluate import compare, evaluate
+from diffwindow.evaluation.evaluate import compare, evaluate_model
 from diffwindow.evaluation.windows import _fit, _measure, gold_windows, window_fits, window_panels
 from diffwindow.ops import Maps, SoftWindow
 from diffwindow.tasks.entries import TaskOptions
@@ -31,7 +31,7 @@ def test_a_loaded_model_reads_its_corpus_as_it_was_trained_to(agreement_store, t
 def test_accuracy_is_the_share_of_right_predictions_overall_and_by_group(agreement_store, tmp_path):
     task = of(agreement_store, attention="Enc(MW)")
     trained = saved(task, tmp_path / "model")
-    found = evaluate(trained, task, "test", GREEDY)
+    found = evaluate_model(trained, task, "test", GREEDY)
     model = trained.model.eval()
     examples = list(agreement(200, part="test"))
     tokenizer = agreement_store.tokenizer
@@ -61,7 +61,7 @@ def test_accuracy_is_the_share_of_right_predictions_overall_and_by_group(agreeme
 
 def test_windows_that_a_cut_text_may_not_show_are_not_measured(agreement_store, tmp_path):
     task = of(agreement_store, max_length=4)
-    found = evaluate(saved(task, tmp_path / "model"), task, "test", GREEDY)
+    found = evaluate_model(saved(task, tmp_path / "model"), task, "test", GREEDY)
     assert "windows" not in found.metrics
 
 
@@ -71,9 +71,9 @@ def test_distances_that_are_not_known_are_left_out(agreement_store, tmp_path, mo
     unknown = np.full_like(split.columns["distance"], -1)
     monkeypatch.setitem(split.columns, "distance", unknown)
     monkeypatch.setattr(type(task.store), "split", lambda *_: split)
-    assert "by_distance" not in evaluate(trained, task, "test", GREEDY).metrics
+    assert "by_distance" not in evaluate_model(trained, task, "test", GREEDY).metrics
     unknown[:3] = 4
-    (group,) = evaluate(trained, task, "test", GREEDY).metrics["by_distance"].values()
+    (group,) = evaluate_model(trained, task, "test", GREEDY).metrics["by_distance"].values()
     assert group["total"] == 3
 
 
@@ -129,7 +129,7 @@ def test_panels_show_the_window_and_both_attentions_of_a_sentence(agreement_stor
 
 def test_translations_are_scored_against_the_text_of_the_corpus(reorder_store, tmp_path):
     task = of(reorder_store)
-    found = evaluate(saved(task, tmp_path / "model"), task, "test", GREEDY)
+    found = evaluate_model(saved(task, tmp_path / "model"), task, "test", GREEDY)
     assert found.references == [example.target for example in reorder(200, part="test")]
     assert len(found.hypotheses) == found.metrics["sentences"] == 200
     assert found.metrics["unknown_in_references"] == 0
@@ -141,7 +141,7 @@ def test_translations_are_scored_against_the_text_of_the_corpus(reorder_store, t
 
 def test_text_has_its_perplexity_by_word_and_by_token(text_store, tmp_path):
     task = of(text_store)
-    found = evaluate(saved(task, tmp_path / "model"), task, "test", GREEDY).metrics
+    found = evaluate_model(saved(task, tmp_path / "model"), task, "test", GREEDY).metrics
     sentences = [example.sentence for example in agreement(100, part="test")]
     assert found["rows"] == 100
     assert found["words"] == sum(len(sentence.split()) + 1 for sentence in sentences)
@@ -153,11 +153,11 @@ def test_equal_classifiers_do_not_differ_and_different_corpora_do_not_compare(
     agreement_store, reorder_store, tmp_path
 ):
     task = of(agreement_store)
-    found = evaluate(saved(task, tmp_path / "a"), task, "test", GREEDY)
+    found = evaluate_model(saved(task, tmp_path / "a"), task, "test", GREEDY)
     assert compare(found, found) == {"accuracy": {"difference": 0.0, "p": 1.0}}
     other = of(reorder_store)
     with pytest.raises(ValueError, match="different references"):
-        compare(evaluate(saved(other, tmp_path / "b"), other, "test", GREEDY), found)
+        compare(evaluate_model(saved(other, tmp_path / "b"), other, "test", GREEDY), found)
 
 
 def test_another_vocabulary_and_damaged_folders_are_refused(agreement_store, reorder_store, tmp_path):
@@ -199,7 +199,7 @@ def test_every_task_shows_its_progress(agreement_store, text_store, reorder_stor
         task = of(store)
         shown = stages.setdefault(store.task, {})
         trained = saved(task, tmp_path / store.task)
-        evaluate(
+        evaluate_model(
             trained,
             task,
             "test",

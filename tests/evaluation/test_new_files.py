@@ -6,7 +6,7 @@ from diffwindow.data.own_files import labelled_recipe, plain_text, two_files
 from diffwindow.data.prepare import prepare
 from diffwindow.data.recipe import Recipe
 from diffwindow.decoding import Decoding
-from diffwindow.evaluation.evaluate import evaluate, score_texts
+from diffwindow.evaluation.evaluate import evaluate_model, score_texts
 from diffwindow.evaluation.new_files import NewFiles, new_store
 from diffwindow.models.model import TOKENIZER
 from diffwindow.tasks.model_folder import ModelFolder
@@ -56,22 +56,22 @@ def language_model(tmp_path):
 def test_the_same_rows_give_the_same_metrics(made, request):
     trained, store, files = request.getfixturevalue(made)
     search = Decoding(beam=2)
-    expected = evaluate(trained, trained.task(store), "test", search)
+    expected = evaluate_model(trained, trained.task(store), "test", search)
     with new_store(trained, files) as again:
-        assert evaluate(trained, trained.task(again), "test", search).metrics == expected.metrics
+        assert evaluate_model(trained, trained.task(again), "test", search).metrics == expected.metrics
     assert not again.folder.exists()
 
 
 def test_labels_are_shown_by_name(classifier):
     trained, store, _ = classifier
     assert trained.labels == ("bad", "very good")
-    metrics = evaluate(trained, trained.task(store), "test", Decoding()).metrics
+    metrics = evaluate_model(trained, trained.task(store), "test", Decoding()).metrics
     assert {name: group["total"] for name, group in metrics["by_label"].items()} == {"bad": 2, "very good": 2}
 
 
 def test_french_is_scored_as_french(translator):
     trained, store, _ = translator
-    metrics = evaluate(trained, trained.task(store), "test", Decoding(beam=1)).metrics
+    metrics = evaluate_model(trained, trained.task(store), "test", Decoding(beam=1)).metrics
     assert metrics["bleu_tokenized"]["signature"].startswith("moses:fr,")
     assert "target_language" not in metrics
 
@@ -106,9 +106,9 @@ def test_labels_of_a_store_are_matched_by_name(tmp_path):
     few = write(tmp_path / "few.tsv", [row for row in rows if "good" not in row])
     store = prepare(labelled_recipe({"test": few}), tmp_path / "few", tokenizer=trained.path / TOKENIZER)
     assert (store.labels, trained.classes_of(store)) == (("bad", "mixed"), (0, 2))
-    found = evaluate(trained, trained.task(store), "test", Decoding()).metrics
+    found = evaluate_model(trained, trained.task(store), "test", Decoding()).metrics
     with new_store(trained, NewFiles(labels=few)) as same:
-        assert found == evaluate(trained, trained.task(same), "test", Decoding()).metrics
+        assert found == evaluate_model(trained, trained.task(same), "test", Decoding()).metrics
     other = write(tmp_path / "other.tsv", [row.replace("mixed", "so so") for row in rows])
     store = prepare(labelled_recipe({"test": other}), tmp_path / "other", tokenizer=trained.path / TOKENIZER)
     with pytest.raises(ValueError, match=r"has the label 'so so', but .* was trained with bad, good, mixed;"):

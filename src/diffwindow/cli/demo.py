@@ -145,7 +145,7 @@ def _corpus(out: Path, *, seed: int, rows: int) -> Path:
 def _evaluate(run: Path, store: Path) -> tuple[ModelFolder, Evaluation]:
 
     trained = tasks_model_folder.ModelFolder.read(run)
-    return trained, evaluation_evaluate.evaluate(
+    return trained, evaluation_evaluate.evaluate_model(
         trained, trained.task(data_store.Store.open(store)), "test", Decoding()
     )
 

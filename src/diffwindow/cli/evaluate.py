@@ -24,9 +24,7 @@ from diffwindow.cli.library import (
     models_translator,
     models_weights,
     processes,
-    training_config,
     training_distributed,
-    training_run,
 )
 from diffwindow.cli.options import (
     AsJson,
@@ -41,7 +39,6 @@ from diffwindow.cli.streams import STANDARD, file_or_dash, input_lines, input_na
 from diffwindow.progress import show_progress
 
 if TYPE_CHECKING:
-    from diffwindow.data.store import Store
     from diffwindow.decoding import Decoding
     from diffwindow.evaluation.evaluate import Evaluation
     from diffwindow.evaluation.new_files import NewFiles
@@ -165,7 +162,7 @@ def _evaluate_runs(
         if target_lang:
             trained = trained.with_language("target", target_lang)
         return trained, partial(
-            evaluation_evaluate.evaluate, trained, task, split, decoding, progress=progress
+            evaluation_evaluate.evaluate_model, trained, task, split, decoding, progress=progress
         )
 
     with (
@@ -178,7 +175,7 @@ def _evaluate_runs(
     ):
         # open everything first, so that a mistake in either run is reported before one is scored
         with world.together():
-            store = None if given.paths else open_store(run, data)
+            store = None if given.paths else inference_model.open_store(run, data)
             if store is not None:
                 # hashed here, so that damaged files stop all processes
                 store.split(split)
@@ -226,13 +223,3 @@ def _score_files(hypothesis: Path, reference: Path, language: str | None, *, as_
     report = {"hypothesis": names[0], "reference": names[1], "metrics": metrics}
     lines = [f"{names[0]} against {names[1]}", *metric_lines(metrics)]
     print(files.to_json(report, indent=2) if as_json else "\n".join(lines))
-
-
-def open_store(run: Path, data: Path | None) -> Store:
-    """Open the given corpus, or that of the run."""
-    check_folder(run)
-    if (run / training_config.RUN_CONFIG).is_file():
-        return training_run.Run.open(run).open_store(data)
-    if data is None:
-        raise ValueError(f"{run} is not a run folder, so its corpus is unknown; give one with --data DIR")
-    return data_store.Store.open(data)

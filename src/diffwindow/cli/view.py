@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from diffwindow.cli.errors import interruptible, warnings_as_sentences
-from diffwindow.cli.evaluate import open_store
 from diffwindow.cli.library import (
     evaluation_windows,
     files,
@@ -200,7 +199,7 @@ def _example(
             inference_attention.text_example(trained, text, target=target),
             inference_model.configured_decoding(run),
         )
-    return inference_attention.row_example(trained, open_store(run, data), split, row)
+    return inference_attention.row_example(trained, inference_model.open_store(run, data), split, row)
 
 
 def _checkpoints(run: Path) -> dict[str, Path]:
@@ -252,7 +251,7 @@ def _corpus(trained: ModelFolder, run: Path, data: Path | None, corpus: str) -> 
         with input_lines(Path(corpus)) as lines:
             yield from (inference_attention.text_example(trained, line) for line in lines if line.strip())
         return
-    store = open_store(run, data)
+    store = inference_model.open_store(run, data)
     for row in range(len(store.split(corpus))):
         yield inference_attention.row_example(trained, store, corpus, row)
 

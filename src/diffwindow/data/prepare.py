@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from diffwindow.data.corpora import recipe_of
 from diffwindow.data.encoding import (
     TRAINING_CHARACTERS,
     ChunkEncoder,
@@ -40,19 +41,20 @@ CHECKPOINT_SECONDS = 5.0
 
 
 def prepare(
-    recipe: Recipe,
-    out: Path,
+    recipe: Recipe | str,
+    out: str | os.PathLike[str],
     *,
     tokenizer: Path | None = None,
     workers: int = 1,
     skip_bad: bool = False,
     progress: Progress = SILENT,
 ) -> Store:
-    """Write the store `out`, which appears only when it is whole.
+    """Write the store `out` from a recipe or a generated corpus's name; it appears only when it is whole.
 
     The work in progress is `out`.partial; the same call resumes it, and opens the store once it is whole.
     `tokenizer` uses an existing tokenizer.json in place of a new vocabulary.
     """
+    recipe, out = recipe_of(recipe) if isinstance(recipe, str) else recipe, Path(out)
     if tokenizer:
         recipe = replace(recipe, normalization=Tokenizer.load(tokenizer).normalization)
     else:

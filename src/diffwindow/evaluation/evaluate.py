@@ -44,7 +44,7 @@ class Evaluation:
     language: str | None = None
 
 
-def evaluate(
+def evaluate_model(
     trained: ModelFolder, task: StoreTask, split: str, decoding: Decoding, *, progress: Progress = SILENT
 ) -> Evaluation:
     """Evaluate a model on a split of its task's store."""

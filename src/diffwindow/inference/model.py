@@ -10,12 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from diffwindow.data.store import Store
 from diffwindow.data.tokenizer import Tokenizer
 from diffwindow.decoding import Decoding
 from diffwindow.decoding.batches import ReportDone, in_batches, padded, report_nothing
 from diffwindow.decoding.ensemble import Ensemble, mean_log_probs
 from diffwindow.decoding.generate import GENERATION, continue_text
 from diffwindow.decoding.translate import Output, translate_texts
+from diffwindow.evaluation.evaluate import Evaluation, evaluate_model
 from diffwindow.inference.attention import attention_trace
 from diffwindow.models.classifier import Classifier
 from diffwindow.models.language_model import LanguageModel
@@ -73,6 +75,35 @@ def configured_decoding(path: Path) -> Decoding:
         return Decoding()
     own = Run.open(path).config.search
     return Decoding(beam=own.beam, length_penalty=own.length_penalty)
+
+
+def open_store(path: Path, data: Path | None = None) -> Store:
+    """Open the corpus `data`, or that of a run folder."""
+    if (path / RUN_CONFIG).is_file():
+        return Run.open(path).open_store(data)
+    if data is None:
+        raise ValueError(
+            f"{path} is not a run folder, so its corpus is unknown; give one: data=DIR, or --data DIR"
+        )
+    return Store.open(data)
+
+
+def evaluate(
+    path: Folder,
+    *,
+    data: Folder | None = None,
+    split: str = "test",
+    decoding: Decoding | None = None,
+    device: str = "auto",
+) -> Evaluation:
+    """Score the model of a run folder or a model folder on a split of its corpus, or of the store `data`.
+
+    `metrics` holds the scores that the command prints. `decoding` is that of the run by default.
+    """
+    folder = Path(path)
+    trained = open_model(folder, device=device)
+    store = open_store(folder, None if data is None else Path(data))
+    return evaluate_model(trained, trained.task(store), split, decoding or configured_decoding(folder))
 
 
 def load(

@@ -106,7 +106,7 @@ def run(job: Job) -> str | None:
 
 def _run(job: Job) -> Result:
     from diffwindow.decoding import Decoding
-    from diffwindow.evaluation.evaluate import evaluate
+    from diffwindow.evaluation.evaluate import evaluate_model
     from diffwindow.models.weights import verify
     from diffwindow.tasks.model_folder import ModelFolder
     from diffwindow.training.config import MODEL
@@ -123,7 +123,7 @@ def _run(job: Job) -> Result:
     task = trained.task(store)
     also = [split for split in job.column.also if split in store.splits]
     evaluations = {
-        split: evaluate(trained, task, split, decoding)
+        split: evaluate_model(trained, task, split, decoding)
         for split in dict.fromkeys(("valid", job.column.split, *also))
     }
     metrics = {split: evaluation.metrics for split, evaluation in evaluations.items()}

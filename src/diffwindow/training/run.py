@@ -239,11 +239,14 @@ def _commit() -> str | None:
     return done.stdout.strip() or None if done.returncode == 0 else None
 
 
-def train(config: Config, folder: Path, *, resume: bool = True, progress: Progress | None = None) -> Path:
+def train(
+    config: Config, folder: str | os.PathLike[str], *, resume: bool = True, progress: Progress | None = None
+) -> Path:
     """Train in a run folder, from its newest checkpoint if it has one; return the final model's folder.
 
     Progress is shown on stderr unless `progress` is given; only rank 0 shows it.
     """
+    folder = Path(folder)
     with lossy_stderr(), connected(config.train.device) as world, ExitStack() as stack:
         progress = progress or stack.enter_context(show_progress()) if world.main else SILENT
         with world.together():
