@@ -163,12 +163,12 @@ def test_a_window_below_the_tolerance_is_zero_and_has_no_gradient():
     right = tensor([0.0, 1.0, 0.0], dtype=torch.float64)
     window = f.soft_window(left, right)
     assert_close(window, tensor([0.9, 1.0, 0.1], dtype=torch.float64))
-    cut = f.soft_window(left, right, tolerance=0.2)
+    cut = f.soft_window(left, right, window_tolerance=0.2)
     assert_close(cut, tensor([0.9, 1.0, 0.0], dtype=torch.float64))
     (grad,) = torch.autograd.grad(cut[2], left)
     assert_close(grad, torch.zeros_like(left))
     # M at the tolerance stays
-    assert f.soft_window(left, right, tolerance=float(window[2].detach()))[2] > 0
+    assert f.soft_window(left, right, window_tolerance=float(window[2].detach()))[2] > 0
 
 
 @given(st.integers(1, 9), st.integers(0, 99))

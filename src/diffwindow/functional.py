@@ -123,7 +123,7 @@ def soft_window(
     segment_size: int = 1,
     segment_origin: Int[Tensor, " b"] | None = None,
     expectation: Expectation = "paper",
-    tolerance: float = 0.0,
+    window_tolerance: float = 0.0,
 ) -> Float[Tensor, "*lead k"]:
     """Compose two boundary distributions into a window: M = F_l ⊙ G_r + F_r ⊙ G_l (Eq. 9, 11).
 
@@ -132,7 +132,7 @@ def soft_window(
     The paper's M counts the case that both boundaries fall on one key (or in one segment) twice; "exact"
     takes it off once, so that M is the probability that a key lies between two independent boundaries.
 
-    M below `tolerance` is set to 0, with a gradient of 0.
+    M below `window_tolerance` is set to 0, with a gradient of 0.
 
     >>> one_hot = torch.eye(10)
     >>> soft_window(one_hot[8], one_hot[3])
@@ -141,7 +141,7 @@ def soft_window(
     check_floats("phi_left", phi_left)
     check_floats("phi_right", phi_right)
     check_choice("expectation", expectation, EXPECTATIONS)
-    check_tolerance("tolerance", tolerance)
+    check_tolerance("window_tolerance", window_tolerance)
     f_left = rightward(phi_left, segment_size, segment_origin=segment_origin)
     g_left = leftward(phi_left, segment_size, segment_origin=segment_origin)
     f_right = rightward(phi_right, segment_size, segment_origin=segment_origin)
@@ -154,7 +154,7 @@ def soft_window(
         mass_left = f_left + g_left - phi_left.sum(-1, keepdim=True)
         mass_right = f_right + g_right - phi_right.sum(-1, keepdim=True)
         window = window - mass_left * mass_right
-    return window.masked_fill(window < tolerance, 0.0) if tolerance > 0 else window
+    return window.masked_fill(window < window_tolerance, 0.0) if window_tolerance > 0 else window
 
 
 def masked_softmax(

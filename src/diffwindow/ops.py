@@ -326,7 +326,9 @@ def _maps(
         segment_size=options.segment_size,
         segment_origin=options.segment_origin,
         expectation=options.expectation,
-        tolerance=window_threshold(options.window_tolerance, phi_left.dtype, normalize=options.normalize),
+        window_tolerance=window_threshold(
+            options.window_tolerance, phi_left.dtype, normalize=options.normalize
+        ),
     )
     score = functional.scores(q, k, scale, mask=mask)
     if options.attn_bias is not None:

@@ -67,7 +67,7 @@ def test_outputs_are_those_of_the_equations(kind, gate, normalize, tolerance, se
             phi_right,
             segment_size=segment_size,
             segment_origin=torch.tensor([0, 3, 0]),
-            tolerance=tolerance,
+            window_tolerance=tolerance,
         )
         assert (m == 0).any() or not tolerance
         scores = SCALE * x @ y.mT + bias[:, head]

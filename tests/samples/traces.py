@@ -29,7 +29,7 @@ def random_layer(
         return torch.from_numpy((x / x.sum(-1, keepdims=True)).astype(np.float32))
 
     left, right = softmax(2.0), softmax(2.0)
-    window = soft_window(left, right, segment_size=segment_size, tolerance=window_tolerance)
+    window = soft_window(left, right, segment_size=segment_size, window_tolerance=window_tolerance)
     maps = [x.numpy() for x in (softmax(2.0), window, left, right)]
     return LayerMaps(
         role, layer, "AW", *sides, *maps, segment_size=segment_size, window_tolerance=window_tolerance

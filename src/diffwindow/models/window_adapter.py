@@ -174,7 +174,7 @@ class WindowAdapter(WindowModule):
             segment_size=options.segment_size,
             segment_origin=None if options.segment_origin is None else options.segment_origin[:1],
             expectation="exact",
-            tolerance=options.window_tolerance,
+            window_tolerance=options.window_tolerance,
         )
         if visible is not None:
             # segments go on after what a query sees

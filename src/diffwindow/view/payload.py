@@ -99,7 +99,7 @@ def _window_error(maps: LayerMaps, arrays: Mapping[str, Quantised]) -> float:
         segment_size=maps.segment_size,
         segment_origin=torch.full((len(maps.window),), maps.segment_origin),
         expectation=maps.expectation,
-        tolerance=maps.window_tolerance,
+        window_tolerance=maps.window_tolerance,
     )
     return float(np.abs(window.numpy() - maps.window).max(initial=0.0))
 
