@@ -71,10 +71,10 @@ def test_samples_of_a_source_do_not_depend_on_empty_and_long_ones_before_it(task
 
 
 def test_batches_give_what_single_sentences_give_in_order(task, model):
-    sources = sources_of(task, 12)
-    search = Decoding(beam=3, n_best=2, max_tokens=40)
+    sources = sources_of(task, 6)
+    search = Decoding(beam=3, n_best=2, max_tokens=30)
     found = translate(model, task.store.tokenizer, sources, search)
-    assert [len(best) for best in found] == [2] * 12
+    assert [len(best) for best in found] == [2] * 6
     for source, best in zip(sources, found, strict=True):
         start = translation_start(model, torch.tensor([[*source, EOS]]))
         ((first, second),) = beam_search(model, start, Decoding(beam=3, length_penalty=0.6, n_best=2))
