@@ -40,7 +40,11 @@ def test_flags_win_over_overrides_and_those_over_the_preset():
         ("train.max_update=3", "no key 'train.max_update'; did you mean 'train.max_updates'"),
         ("max_updates=3", "no key 'max_updates'; did you mean 'train.max_updates'"),
         ("train.zzz=3", "no key 'train.zzz'; train has max_updates"),
-        ("train.max_updates=many", "train.max_updates='many'"),
+        ("train.max_updates=many", "train.max_updates=many: Input should be a valid integer"),
+        ("train.lr=nan", "train.lr=nan: Input should be a finite number"),
+        ("train.lr=2001-02-03", "train.lr=2001-02-03: Input should be a valid number"),
+        ("train.lr=!!bool maybe", "the value is not valid YAML; quote it"),
+        ("start=[1]", "start=[1]: Input should be a valid string"),
         ("train.max_updates=0", "greater than or equal to 1"),
         ("train.final=mean", "'last', 'best' or 'average'"),
         ("train.keep_last=2", "train.average_last=5 needs as many checkpoints, but train.keep_last=2"),
@@ -95,12 +99,16 @@ def test_a_file_changes_a_preset(tmp_path):
         ("preset: sst2\ntrain: {? [lr] : 2}\n", "mine.yaml:2: not valid YAML: a key is a name"),
         ("preset: sst2\ntrain: {}\nmodle: {}\n", "mine.yaml:3: there is no key 'modle'"),
         ("preset: sst2\ntrain: {lr: !rate 3}\n", "mine.yaml:2: not valid YAML"),
+        ("preset: sst2\ntrain: {lr: !!int x}\n", "mine.yaml:2: not valid YAML: 'x' is not of the type int"),
+        ("preset: sst2\ndata: {path: 3}\n", "mine.yaml:2: data.path=3: Input should be a valid string"),
+        ("preset: sst2\nstart: .\ntask: 3\n", "mine.yaml:3: task=3: Input should be"),
+        ("preset: sst2\nname: \udcff\n", "mine.yaml:2: not UTF-8 at byte 0xff"),
         ("task: {kind: lm}\ndata: {corpus: lm1b}\n", "mine.yaml: the key 'train.max_updates' is missing"),
     ],
 )
 def test_a_mistake_in_a_file_is_named_with_its_line(tmp_path, text, message):
     path = tmp_path / "mine.yaml"
-    path.write_text(text)
+    path.write_text(text, errors="surrogateescape")
     with pytest.raises(ValueError, match=r".") as caught:
         resolve(str(path))
     assert message in str(caught.value)
@@ -161,5 +169,5 @@ def test_a_name_cannot_lead_out_of_its_folder(name):
 
 
 def test_values_are_numbers_that_json_has():
-    with pytest.raises(ValueError, match=r"train\.max_loss=inf"):
+    with pytest.raises(ValueError, match=r"^train\.max_loss=\.inf: Input should be a finite number"):
         resolve("agreement", ["train.max_loss=.inf"])

@@ -319,7 +319,7 @@ def _sentence(error: ValidationError, draft: Draft) -> str:
     if first["type"] == "extra_forbidden":
         return _placed(place, f"there is no key {name!r}; {_nearest(path)}")
     if first["type"] == "missing" and len(path) < len(first["loc"]):
-        return _placed(place, f"{name}={quote(first['input'])} has too few values")
+        return f"{_place_value(place, name, first['input'])} has too few values"
     if first["type"] == "missing":
         return _placed(place, f"the key {name!r} is missing")
     if first["type"] == "value_error":
@@ -327,9 +327,14 @@ def _sentence(error: ValidationError, draft: Draft) -> str:
         return _placed(
             draft.place_named_in(message, name) or (draft.source if name == "train" else place), message
         )
-    value = f"{name}={quote(first['input'])}"
-    # the place of an override is its own text
-    return f"{value}: {message}" if place == value else _placed(place, f"{value}: {message}")
+    return f"{_place_value(place, name, first['input'])}: {message}"
+
+
+def _place_value(place: str, name: str, value: object) -> str:
+    """Name a value and where it was set, once: the place of an override is its own text."""
+    if place.startswith(f"{name}="):
+        return place
+    return _placed("" if place == name else place, f"{name}={quote(value)}")
 
 
 def _nearest(path: Keys) -> str:

@@ -33,6 +33,17 @@ NOT_OF_THE_MODEL = {
 }
 
 
+# what the YAML library raises for a value that is not of the type of its tag, such as `!!int x`
+_MISREAD = (ValueError, LookupError, TypeError, AttributeError)
+
+
+class _Loader(yaml.SafeLoader):
+    """A YAML reader that leaves dates as they are written: no key of a config is one."""
+
+
+_Loader.add_constructor("tag:yaml.org,2002:timestamp", _Loader.construct_yaml_str)
+
+
 def resolve(source: str, overrides: Iterable[str] = (), values: Mapping[str, Any] | None = None) -> Config:
     """Return the config of a preset, YAML file or run folder, changed by `key=value` texts, then by values.
 
@@ -49,7 +60,13 @@ def resolve(source: str, overrides: Iterable[str] = (), values: Mapping[str, Any
     for name, remedy in NOT_OF_THE_MODEL.items():
         if place := draft.places.get(("model", name)):
             raise ValueError(f"{place}: {remedy}")
-    if ("start",) in draft.places and draft.values["start"] is not None:
+    # values of a wrong type are for `check_config` to name
+    sections = (draft.values.get(name, {}) for name in ("task", "model"))
+    if (
+        ("start",) in draft.places
+        and isinstance(draft.values["start"], str)
+        and all(isinstance(section, dict) for section in sections)
+    ):
         # reads a model's folder, which takes torch
         from diffwindow.training.run import follow_start
 
@@ -75,34 +92,28 @@ def _base(source: str, data: Path | None) -> Draft:
 def _scalar(text: str, override: str) -> Any:
     """Parse the value of an override."""
     try:
-        return yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError):
+        return yaml.load(text, _Loader)
+    except (yaml.YAMLError, RecursionError, *_MISREAD):
         raise ValueError(f"{quote(override)}: the value is not valid YAML; quote it") from None
 
 
 def _from_file(path: Path, data: Path | None) -> Draft:
     """Read a YAML file; its key `preset`, if any, names the preset that it changes."""
     try:
-        if path.exists() and not path.is_file():
-            raise ValueError("it is not a regular file")
-        root = yaml.compose(path.read_text(encoding="utf-8"), yaml.SafeLoader)
+        root = yaml.compose(_read_text(path), _Loader)
         leaves = list(_leaves(root, ())) if isinstance(root, yaml.MappingNode) else None
-    except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror}") from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f"{path}:{mark.line + 1}" if mark else str(path)
         raise ValueError(f"{place}: not valid YAML: {getattr(error, 'problem', error)}") from None
     except RecursionError:
         raise ValueError(f"{path}: a config is not nested so deep") from None
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
     if leaves is None:
         raise ValueError(
             f"{path}: a config has sections of `key: value`, such as `train: {{max_updates: 100}}`"
         )
     base = next((str(value) for key, value, _ in leaves if key == ("preset",)), None)
-    named = next((Path(value) for key, value, _ in leaves if key == ("data", "path") and value), None)
+    named = next((Path(str(value)) for key, value, _ in leaves if key == ("data", "path") and value), None)
     values = preset(base, data or named) if base else _task_values(leaves) | {"name": path.stem}
     draft = Draft(values, str(path))
     for key, value, line in leaves:
@@ -110,6 +121,20 @@ def _from_file(path: Path, data: Path | None) -> Draft:
         if key != ("preset",) and not (value == {} and isinstance(_value(draft.values, key), dict)):
             draft.put(key, value, f"{path}:{line}")
     return draft
+
+
+def _read_text(path: Path) -> str:
+    """Read a regular file of UTF-8 text."""
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path}: it is not a regular file")
+    try:
+        content = path.read_bytes()
+        return content.decode("utf-8")
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise ValueError(f"{path}:{line}: not UTF-8 at byte 0x{content[error.start]:02x}") from None
 
 
 def _value(values: Any, path: Keys) -> Any:
@@ -140,5 +165,13 @@ def _leaves(section: yaml.MappingNode, path: Keys) -> Iterator[tuple[Keys, Any, 
         if isinstance(value, yaml.MappingNode) and value.value:
             yield from _leaves(value, (*path, key.value))
         else:
-            item = yaml.SafeLoader("").construct_object(value, deep=True)
-            yield (*path, key.value), item, key.start_mark.line + 1
+            yield (*path, key.value), _construct(value), key.start_mark.line + 1
+
+
+def _construct(node: yaml.Node) -> Any:
+    """Return the value of a part of a YAML tree."""
+    try:
+        return _Loader("").construct_object(node, deep=True)
+    except _MISREAD:
+        problem = f"{quote(node.value)} is not of the type {node.tag.rpartition(':')[2]}"
+        raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None

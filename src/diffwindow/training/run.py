@@ -332,7 +332,7 @@ def follow_start(draft: Draft) -> None:
     Windows that the attention adds to a plain model start without effect: a multiplicative one gets a gate.
     """
     fields: dict[str, Any] = read_fields(find_model(Path(draft.values["start"])))
-    entry = TASKS.get(draft.values.get("task", {}).get("kind"))
+    entry = TASKS.get(str(draft.values.get("task", {}).get("kind")))
     if entry is not None and fields.get("model", entry.kind) != entry.kind:
         raise ValueError(f"start={draft.values['start']} holds a {fields['model']}, not a {entry.kind}")
     model = draft.values.setdefault("model", {})
