@@ -1,16 +1,23 @@
-"""Fence the doctests of docstrings, so that Markdown shows them as code."""
+"""Change what is read from the code for the reference: doctests become code, options show their defaults."""
 
 import re
 
 import griffe
 
 
-class FencedDoctests(griffe.Extension):
-    """Wrap each doctest of a docstring in a code fence."""
+class Reference(griffe.Extension):
+    """Wrap each doctest in a code fence; give options that are taken as keywords the defaults they have."""
 
     def on_package(self, *, pkg: griffe.Module, **_: object) -> None:
         """Rewrite the docstrings of a package that was just loaded."""
         _rewrite(pkg)
+
+    def on_function(self, *, func: griffe.Function, **_: object) -> None:
+        """Show the defaults of options, which griffe leaves out; it runs after griffe's own extension."""
+        options = func.package.get_member("checks.Options") if func.package.name == "diffwindow" else None
+        for parameter in func.parameters:
+            if parameter.default == "..." and options is not None:
+                parameter.default = options[parameter.name].value
 
 
 def _rewrite(thing: griffe.Object) -> None:
