@@ -15,7 +15,6 @@ from diffwindow.data.readers import ANY_COLUMNS, Columns
 from diffwindow.data.recipe import Recipe, Source
 from diffwindow.data.store import Store
 from diffwindow.models.model import TOKENIZER
-from diffwindow.tasks.entries import MODELS
 from diffwindow.tasks.model_folder import ModelFolder
 
 SPLIT = "test"
@@ -60,7 +59,7 @@ class NewFiles:
             recipe = self._recipe("language-model", plain_text(self.text))
         else:
             raise ValueError("a test set is a source with its reference, labelled text, or text")
-        task = MODELS[trained.model.config.model].name
+        task = trained.entry.name
         if recipe.task != task:
             raise ValueError(f"{self}: a test set for {recipe.task}, but {trained.path} is for {task}")
         return replace(recipe, moses=trained.record.moses, labels=trained.record.labels)

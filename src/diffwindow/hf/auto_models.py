@@ -29,8 +29,6 @@ from transformers.modeling_outputs import (
 
 from diffwindow.attention.visibility import EVERYTHING, Visibility, first_true, padded_visibility
 from diffwindow.hf.attention import LayerCache, layer_caches
-from diffwindow.models.classifier import Classifier
-from diffwindow.models.language_model import LanguageModel
 from diffwindow.models.layers import TokenEmbedding
 from diffwindow.models.model import TOKENIZER, Model
 from diffwindow.models.translator import Translator
@@ -39,6 +37,7 @@ from diffwindow.tasks.entries import MODELS, TASKS, TaskEntry, load_named
 from diffwindow.tasks.model_folder import Record, read_entry
 
 
+# transformers makes an __init__ for a config without one
 class TranslatorAutoConfig(PreTrainedConfig):
     """The settings of a Translator, in `settings`, and the fields that transformers expects."""
 
@@ -100,7 +99,6 @@ UNKNOWN_OUTPUTS = ("output_hidden_states", "output_attentions", "return_dict")
 class _Wrapped(PreTrainedModel):
     """A model of ours in the frame of transformers; `model` is the one inside."""
 
-    model_class: ClassVar[type[Model[Any]]]
     base_model_prefix = "model"
     # what is put around a text, as in training
     template: ClassVar[str] = "$A </s>"
@@ -109,7 +107,8 @@ class _Wrapped(PreTrainedModel):
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        self.model: Any = self.model_class(self.model_class.config_class(**config.settings))
+        settings = config.settings
+        self.model: Any = MODELS[settings["model"]].config_class(**settings).build()
         for parameter in self.model.parameters():
             # on the meta device they wait for the values of a checkpoint
             setattr(parameter, INITIALIZED, not parameter.is_meta)
@@ -156,7 +155,6 @@ class _Wrapped(PreTrainedModel):
 class TranslatorForSeq2SeqLM(_Wrapped, GenerationMixin):
     """A Translator as a transformers model."""
 
-    model_class = Translator
     config_class = TranslatorAutoConfig
     auto_class = AutoModelForSeq2SeqLM
 
@@ -227,7 +225,6 @@ class TranslatorForSeq2SeqLM(_Wrapped, GenerationMixin):
 class LanguageModelForCausalLM(_Wrapped, GenerationMixin):
     """A LanguageModel as a transformers model."""
 
-    model_class = LanguageModel
     config_class = LanguageModelAutoConfig
     auto_class = AutoModelForCausalLM
     template = "<s> $A"
@@ -264,7 +261,6 @@ class LanguageModelForCausalLM(_Wrapped, GenerationMixin):
 class ClassifierForSequenceClassification(_Wrapped):
     """A Classifier as a transformers model."""
 
-    model_class = Classifier
     config_class = ClassifierAutoConfig
     auto_class = AutoModelForSequenceClassification
     # its loss is the mean of a batch, which a Trainer has to divide by the batches of an update

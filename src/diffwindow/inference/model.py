@@ -22,7 +22,7 @@ from diffwindow.inference.attention import attention_trace
 from diffwindow.models.classifier import Classifier
 from diffwindow.models.language_model import LanguageModel
 from diffwindow.models.loss import token_log_probs
-from diffwindow.models.model import Model, evaluating
+from diffwindow.models.model import evaluating
 from diffwindow.models.translator import Translator
 from diffwindow.special_tokens import BOS, EOS
 from diffwindow.tasks.model_folder import ModelFolder
@@ -238,23 +238,19 @@ class LoadedModel:
     def _only(self, kind: type[M], purpose: str) -> M:
         if len(self.members) > 1:
             raise ValueError(f"an ensemble of translators does not {purpose}; load one model")
-        model = self.members[0].model
-        if not isinstance(model, kind):
-            raise ValueError(f"{self.members[0].path} holds a {_noun_of(model)}, which does not {purpose}")
-        return model
+        member = self.members[0]
+        if not isinstance(member.model, kind):
+            raise ValueError(f"{member.path} holds a {member.entry.noun}, which does not {purpose}")
+        return member.model
 
 
 def _check_ensemble(members: Sequence[ModelFolder]) -> None:
     first = members[0]
     for other in members:
         if not isinstance(other.model, Translator):
-            raise ValueError(f"{other.path} holds a {_noun_of(other.model)}; an ensemble has translators")
+            raise ValueError(f"{other.path} holds a {other.entry.noun}; an ensemble has translators")
         if other.vocabulary != first.vocabulary:
             raise ValueError(f"{other.path} has another vocabulary than {first.path}; an ensemble shares one")
-
-
-def _noun_of(model: Model[Any]) -> str:
-    return str(model.config.model).replace("_", " ")
 
 
 def _texts(texts: Sequence[object]) -> list[str]:

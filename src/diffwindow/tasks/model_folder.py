@@ -138,6 +138,11 @@ class ModelFolder:
         write_folder(target, write_files, {"updates": list(updates)})
 
     @property
+    def entry(self) -> TaskEntry:
+        """The entry of the task that the model is for."""
+        return MODELS[self.model.config.model]
+
+    @property
     def labels(self) -> tuple[str, ...]:
         """Names of the classes by number; numerals where none are known."""
         classes = getattr(self.model.config, "num_classes", 0)
