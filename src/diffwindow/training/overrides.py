@@ -38,10 +38,10 @@ _MISREAD = (ValueError, LookupError, TypeError, AttributeError)
 
 
 class _Loader(yaml.SafeLoader):
-    """A YAML reader that leaves dates as they are written: no key of a config is one."""
+    """A YAML reader that leaves dates as they are written: no value of a config is one."""
 
 
-_Loader.add_constructor("tag:yaml.org,2002:timestamp", _Loader.construct_yaml_str)
+_Loader.add_constructor("tag:yaml.org,2002:timestamp", lambda _, node: node.value)
 
 
 def resolve(source: str, overrides: Iterable[str] = (), values: Mapping[str, Any] | None = None) -> Config:
