@@ -13,14 +13,14 @@ from huggingface_hub import HfApi, snapshot_download
 from diffwindow.attention.kinds import WINDOWED
 from diffwindow.checks import check_bool
 from diffwindow.files import read_json
+from diffwindow.inference.attention import row_example, trace_example
 from diffwindow.messages import quote
-from diffwindow.models.model import MODEL_CONFIG, TOKENIZER, Model, in_eval_mode
+from diffwindow.models.model import MODEL_CONFIG, TOKENIZER, Model
 from diffwindow.models.weights import MODEL_MANIFEST, WEIGHTS, hash_tensors, verify, write_manifest
 from diffwindow.tasks.entries import MODELS
 from diffwindow.tasks.model_folder import TASK, ModelFolder, find_model, read_entry
 from diffwindow.training.config import ORIGIN
 from diffwindow.training.run import Run
-from diffwindow.view.capture import capture
 
 # what a model consists of; the manifest is written anew when a model is pushed
 FILES = (MODEL_CONFIG, WEIGHTS, TOKENIZER, TASK)
@@ -180,19 +180,12 @@ def draw_windows(run: Path, path: Path) -> bool:
         store = Run.open(run).open_store()
     except ValueError:
         return False
-    task: Any = trained.task(store)
     split = "valid" if "valid" in store.splits else next(iter(store.splits))
-    lengths = np.max(np.stack(task.lengths(split)), axis=0)
+    rows = store.split(split)
+    lengths = np.max([rows.lengths(field) for field in rows.sequences], axis=0)
     short = np.flatnonzero(lengths <= LONGEST)
-    batch = task.collate(split, np.array([short[0] if len(short) else int(lengths.argmin())]))
-    names = {"source": "source", "target": "target"} if hasattr(batch, "source") else {"tokens": "tokens"}
-    tokens = {
-        side: trained.tokenizer.tokens(getattr(batch, name)[0].tolist()) for side, name in names.items()
-    }
-    with in_eval_mode(trained.model), capture(trained.model) as trace:
-        task.loss(trained.model, batch)
-    labels = tokens if len(tokens) > 1 else next(iter(tokens.values()))
-    trace.with_tokens(labels).draw(path)
+    row = int(short[0] if len(short) else lengths.argmin())
+    trace_example(trained, row_example(trained, store, split, row)).draw(path)
     return True
 
 
