@@ -21,7 +21,7 @@ from torch import Tensor
 
 from diffwindow.decoding import Decoding
 from diffwindow.decoding.beam import beam_search
-from diffwindow.decoding.search import continuation_start, translation_start
+from diffwindow.decoding.search import start_continuation, start_translation
 from diffwindow.models.language_model import LanguageModel, LanguageModelConfig
 from diffwindow.models.translator import Translator, TranslatorConfig
 from diffwindow.ops import Boundaries, window_attention
@@ -141,7 +141,7 @@ def translate(kind: str, sentences: int) -> tuple[Callable[[], object], int]:
     model = Translator(TranslatorConfig(vocab_size=VOCABULARY, attention=attention)).eval()
     never_end(model)
     source = torch.randint(4, VOCABULARY, (sentences, LENGTH))
-    start = lambda: translation_start(model, source, ratio=0.0, extra=LENGTH)  # noqa: E731
+    start = lambda: start_translation(model, source, ratio=0.0, extra=LENGTH)  # noqa: E731
     return lambda: beam_search(model, start(), Decoding(beam=1)), sentences * LENGTH
 
 
@@ -151,7 +151,7 @@ def generate(kind: str, sentences: int) -> tuple[Callable[[], object], int]:
     model = LanguageModel(LanguageModelConfig(vocab_size=VOCABULARY, attention=attention)).eval()
     never_end(model)
     prompt = torch.randint(4, VOCABULARY, (sentences, LENGTH))
-    start = lambda: continuation_start(model, prompt, limit=LENGTH)  # noqa: E731
+    start = lambda: start_continuation(model, prompt, limit=LENGTH)  # noqa: E731
     return lambda: beam_search(model, start(), Decoding(beam=1)), sentences * LENGTH
 
 

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from diffwindow.decoding import Decoding
 from diffwindow.decoding.beam import beam_search
-from diffwindow.decoding.search import Start, translation_start
+from diffwindow.decoding.search import Start, start_translation
 
 SMOOTHING, BEAM, PENALTY, EOS = 0.1, 5, 0.6, 2
 # Makes the untrained model about as sure of its next token as a trained one.
@@ -75,7 +75,7 @@ class Ending:
         self.model, self.ends = model, ends
 
     def start(self, source: Tensor) -> Start:
-        start = translation_start(self.model, source)
+        start = start_translation(self.model, source)
         return Start(EndingState(start.state, torch.arange(len(source))), start.first, start.limits)
 
     def step(self, tokens: Tensor, state: "EndingState") -> Tensor:

@@ -1,11 +1,11 @@
-"""lossy_stderr(): a program goes on when stderr is closed, full or gone."""
+"""lossy_stderr(): keep running when stderr cannot be written to."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TextIO, cast
 
 
@@ -16,21 +16,17 @@ class LossyStream:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write a text; drop it if the stream is closed, full or gone."""
-        if self._stream is not None:
-            try:
+        """Write a text, or drop it."""
+        with suppress(OSError, ValueError):
+            if self._stream is not None:
                 self._stream.write(text)
-            except (OSError, ValueError):
-                return len(text)
         return len(text)
 
     def flush(self) -> None:
-        """Flush the stream if it still exists."""
-        if self._stream is not None:
-            try:
+        """Flush the stream if that is possible."""
+        with suppress(OSError, ValueError):
+            if self._stream is not None:
                 self._stream.flush()
-            except (OSError, ValueError):
-                return
 
     def isatty(self) -> bool:
         """Return whether the stream is a terminal."""
@@ -45,7 +41,7 @@ class LossyStream:
 
 @contextmanager
 def lossy_stderr() -> Iterator[None]:
-    """Inside the context, drop what cannot be written to stderr instead of raising."""
+    """Inside the context, drop what cannot be written to stderr: it may be closed, or its disk full."""
     _reserve_descriptors()
     before = sys.stderr
     sys.stderr = cast(TextIO, LossyStream(before))

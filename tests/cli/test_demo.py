@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 
-from diffwindow.cli.demo import WIDTH, Row, _lines, telling_sentence
+from diffwindow.cli.demo import WIDTH, Row, _format_lines, choose_sentence
 
 
 def row(attention, accuracy, p):
@@ -13,7 +13,9 @@ def row(attention, accuracy, p):
 
 
 def test_the_first_sentence_says_what_was_shown():
-    lines = _lines([row("Global", 87.7, 1.0), row("Enc(MW)", 95.0, 1e-9), row("Enc(AW)", 98.9, 1e-9)], 2000)
+    lines = _format_lines(
+        [row("Global", 87.7, 1.0), row("Enc(MW)", 95.0, 1e-9), row("Enc(AW)", 98.9, 1e-9)], 2000
+    )
     text = " ".join(lines)
     assert text.startswith(
         "The window model is right in 98.9 % of 2,000 sentences, the plain one in 87.7 % (one seed, p < 0.001"
@@ -22,20 +24,20 @@ def test_the_first_sentence_says_what_was_shown():
 
 
 def test_no_difference_is_called_none():
-    text = " ".join(_lines([row("Global", 98.8, 1.0), row("Enc(AW)", 98.9, 0.16)], 2000))
+    text = " ".join(_format_lines([row("Global", 98.8, 1.0), row("Enc(AW)", 98.9, 0.16)], 2000))
     assert text.startswith("This seed shows no difference: ")
     assert "(p = 0.160)" in text
 
 
 def test_the_picture_is_of_a_sentence_that_only_windows_get_right():
     right, other = np.array([True, True, True, False]), np.array([True, False, False, True])
-    assert telling_sentence(right, other, np.array([3, 0, 2, 3])) == (
+    assert choose_sentence(right, other, np.array([3, 0, 2, 3])) == (
         2,
         "the plain model is wrong here, the window model right",
     )
     # none has two attractors: one will do
-    assert telling_sentence(right, other, np.array([3, 0, 1, 3]))[0] == 2
-    index, told = telling_sentence(other, right | other, np.array([0, 1, 2, 3]))
+    assert choose_sentence(right, other, np.array([3, 0, 1, 3]))[0] == 2
+    index, told = choose_sentence(other, right | other, np.array([0, 1, 2, 3]))
     assert (index, told.split()[:3]) == (3, ["there", "is", "no"])
 
 

@@ -34,13 +34,13 @@ def test_a_line_end_in_a_sample_does_not_break_its_line(run, runs, monkeypatch):
 
 def test_generation_reads_and_writes_as_the_corpus_was_prepared(runs, monkeypatch):
     trained = ModelFolder.read(runs / "language")
-    start, opened = generating.continuation_start, []
+    start, opened = generating.start_continuation, []
 
     def recording(model, prompt, *, limit):
         opened.append(prompt[0].tolist())
         return start(model, prompt, limit=limit)
 
-    monkeypatch.setattr(generating, "continuation_start", recording)
+    monkeypatch.setattr(generating, "start_continuation", recording)
     greedy = Decoding(beam=1, max_new_tokens=1)
     arguments = (trained.model, trained.tokenizer, "the keys.", greedy)
     generating.continue_text(*arguments)

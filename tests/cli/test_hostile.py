@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from diffwindow.cli import main
-from diffwindow.cli.errors import one_sentence_errors, shortened
+from diffwindow.cli.errors import report_errors, shorten
 from diffwindow.data.lines import MAX_LINE, MAX_WORD, Audit, text_lines
 from diffwindow.data.tokenizer import Tokenizer
 from diffwindow.decoding import Decoding
@@ -48,7 +48,7 @@ def test_odd_yaml_is_refused_in_a_sentence(refused, tmp_path, text, sentence):
 
 
 def test_a_full_stdout_is_named(capsys):
-    with open("/dev/full", "w") as full, pytest.raises(SystemExit), one_sentence_errors():
+    with open("/dev/full", "w") as full, pytest.raises(SystemExit), report_errors():
         os.write(full.fileno(), b"results")
     assert capsys.readouterr().err == "diffwindow: stdout: No space left on device\n"
 
@@ -135,16 +135,16 @@ def test_a_tokenizer_with_ids_beyond_its_vocabulary_is_refused(tmp_path):
 
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")])
 def test_no_memory_is_said(capsys, error):
-    with pytest.raises(SystemExit), one_sentence_errors():
+    with pytest.raises(SystemExit), report_errors():
         raise error
     assert capsys.readouterr().err.startswith("diffwindow: out of memory;")
 
 
 def test_other_errors_of_ours_are_not_hidden():
-    with pytest.raises(RuntimeError, match="ours"), one_sentence_errors():
+    with pytest.raises(RuntimeError, match="ours"), report_errors():
         raise RuntimeError("ours")
 
 
 def test_messages_are_one_short_line():
-    assert shortened("a\nb\n  c") == "a b c"
-    assert len(shortened("x" * 10**6)) <= 501
+    assert shorten("a\nb\n  c") == "a b c"
+    assert len(shorten("x" * 10**6)) <= 501

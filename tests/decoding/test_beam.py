@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from diffwindow.decoding import Decoding
 from diffwindow.decoding.beam import beam_search
-from diffwindow.decoding.search import Start, bound, normalize_score
+from diffwindow.decoding.search import Start, bound_score, normalize_score
 from samples.toy_model import FIRST_WORD, Toy
 
 PENALTIES = [0.0, 0.6, 1.0, 2.0, -0.5]
@@ -144,7 +144,7 @@ def test_a_certain_end_stops_the_search_at_once():
 )
 def test_the_bound_holds_for_every_completion(log_probability, cost, shortest, more, spare, penalty):
     score = normalize_score(log_probability - cost, shortest + more, penalty)
-    limit = bound(log_probability, shortest, shortest + more + spare, penalty)
+    limit = bound_score(log_probability, shortest, shortest + more + spare, penalty)
     assert score <= limit + 1e-9 * abs(limit)
 
 

@@ -7,7 +7,7 @@ from torch.testing import assert_close
 from diffwindow.decoding import Decoding
 from diffwindow.decoding.beam import beam_search
 from diffwindow.decoding.ensemble import Ensemble
-from diffwindow.decoding.search import translation_start
+from diffwindow.decoding.search import start_translation
 from diffwindow.models.translator import Translator, TranslatorConfig
 
 SIZES = {"vocab_size": 12, "embed_dim": 8, "ffn_dim": 16, "num_heads": 2, "dropout": 0.0}
@@ -28,7 +28,7 @@ def test_a_hypothesis_has_the_mean_probability_of_its_tokens():
     members = [translator(0), translator(1, attention="Enc(AW)-Cr(AW,Seg)-Dec(MW)", decoder_layers=2)]
     source = torch.tensor([[5, 6, 7, 2], [8, 2, 0, 0]])
     found = beam_search(
-        Ensemble(members), translation_start(Ensemble(members), source), Decoding(beam=3, n_best=2)
+        Ensemble(members), start_translation(Ensemble(members), source), Decoding(beam=3, n_best=2)
     )
     for row, hypotheses in enumerate(found):
         for hypothesis in hypotheses:
@@ -42,9 +42,9 @@ def test_a_hypothesis_has_the_mean_probability_of_its_tokens():
 
 def test_an_ensemble_of_one_model_twice_is_that_model():
     model, source = translator(0), torch.tensor([[5, 6, 7, 2]])
-    ((alone,),) = beam_search(model, translation_start(model, source))
+    ((alone,),) = beam_search(model, start_translation(model, source))
     twice = Ensemble([model, model])
-    ((both,),) = beam_search(twice, translation_start(twice, source))
+    ((both,),) = beam_search(twice, start_translation(twice, source))
     assert both.tokens == alone.tokens
     assert_close(both.log_prob, alone.log_prob, atol=1e-5, rtol=0)
 

@@ -8,7 +8,7 @@ import torch
 from diffwindow.decoding import Decoding
 from diffwindow.decoding.beam import beam_search
 from diffwindow.decoding.sampling import sample
-from diffwindow.decoding.search import continuation_start, translation_start
+from diffwindow.decoding.search import start_continuation, start_translation
 from diffwindow.models.language_model import LanguageModel, LanguageModelConfig
 from diffwindow.models.translator import Translator, TranslatorConfig
 from samples.toy_model import FIRST_WORD, Toy
@@ -52,7 +52,7 @@ def whole_log_prob(logits, hypothesis):
     ids=["beam", "sample", "greedy"],
 )
 def test_scores_are_those_of_the_uncached_model(translator, source, search):
-    found = search(translator, translation_start(translator, source, extra=3))
+    found = search(translator, start_translation(translator, source, extra=3))
     for row, hypotheses in enumerate(found):
         scores = [h.score for h in hypotheses]
         assert scores == sorted(scores, reverse=True)
@@ -67,9 +67,9 @@ def test_scores_are_those_of_the_uncached_model(translator, source, search):
 
 
 def test_a_sentence_is_translated_alone_as_in_a_batch(translator, source):
-    together = beam_search(translator, translation_start(translator, source), Decoding(beam=4, n_best=2))
+    together = beam_search(translator, start_translation(translator, source), Decoding(beam=4, n_best=2))
     for row, length in enumerate(LENGTHS):
-        start = translation_start(translator, source[row : row + 1, :length])
+        start = start_translation(translator, source[row : row + 1, :length])
         (alone,) = beam_search(translator, start, Decoding(beam=4, n_best=2))
         assert [h.tokens for h in alone] == [h.tokens for h in together[row]]
         assert [h.score for h in alone] == pytest.approx([h.score for h in together[row]], abs=1e-4)
@@ -81,7 +81,7 @@ def test_a_language_model_continues_padded_prompts(attention):
     model = LanguageModel(LanguageModelConfig(**SIZES, num_layers=2, attention=attention)).eval()
     prompt = torch.randint(4, 30, (3, 6))
     mask = torch.arange(6) >= torch.tensor([[0], [3], [5]])
-    found = beam_search(model, continuation_start(model, prompt, mask, limit=5), Decoding(beam=3, n_best=2))
+    found = beam_search(model, start_continuation(model, prompt, mask, limit=5), Decoding(beam=3, n_best=2))
     for row, skipped in enumerate([0, 3, 5]):
         for hypothesis in found[row]:
             text = torch.cat([prompt[row, skipped:], torch.tensor(hypothesis.tokens, dtype=torch.long)])
@@ -93,9 +93,9 @@ def test_a_language_model_continues_padded_prompts(attention):
 def test_prompts_that_cannot_be_continued_are_refused():
     model = LanguageModel(LanguageModelConfig(**SIZES))
     with pytest.raises(ValueError, match="the prompts are empty"):
-        continuation_start(model, torch.empty(2, 0, dtype=torch.long))
+        start_continuation(model, torch.empty(2, 0, dtype=torch.long))
     with pytest.raises(ValueError, match="a prompt ends in padding"):
-        continuation_start(model, torch.ones(1, 2, dtype=torch.long), torch.tensor([[True, False]]))
+        start_continuation(model, torch.ones(1, 2, dtype=torch.long), torch.tensor([[True, False]]))
 
 
 def repeats(tokens, size):

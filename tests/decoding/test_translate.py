@@ -9,7 +9,7 @@ from diffwindow.data.tokenizer import Tokenizer
 from diffwindow.decoding import Decoding
 from diffwindow.decoding import translate as translating
 from diffwindow.decoding.beam import beam_search
-from diffwindow.decoding.search import translation_start
+from diffwindow.decoding.search import start_translation
 from diffwindow.decoding.translate import cut_sentence, translate
 from diffwindow.special_tokens import EOS
 from samples.tiny_tasks import of
@@ -76,7 +76,7 @@ def test_batches_give_what_single_sentences_give_in_order(task, model):
     found = translate(model, task.store.tokenizer, sources, search)
     assert [len(best) for best in found] == [2] * 6
     for source, best in zip(sources, found, strict=True):
-        start = translation_start(model, torch.tensor([[*source, EOS]]))
+        start = start_translation(model, torch.tensor([[*source, EOS]]))
         ((first, second),) = beam_search(model, start, Decoding(beam=3, length_penalty=0.6, n_best=2))
         assert best[0].text == task.store.tokenizer.decode(first.tokens)
         assert best[0].score == pytest.approx(first.score, abs=1e-4)

@@ -17,7 +17,7 @@ from diffwindow import (
 from diffwindow.data.tokenizer import Tokenizer
 from diffwindow.decoding import Decoding
 from diffwindow.decoding.beam import beam_search
-from diffwindow.decoding.search import continuation_start, translation_start
+from diffwindow.decoding.search import start_continuation, start_translation
 from diffwindow.files import write_json
 from diffwindow.hf.auto_models import as_transformers, transformers_tokenizer
 from diffwindow.inference.model import load
@@ -82,7 +82,7 @@ def test_the_forward_pass_is_ours():
 @pytest.mark.parametrize("use_cache", [True, False])
 def test_greedy_translation_is_ours(use_cache):
     model, (source, mask) = translator(), sources()
-    ours = beam_search(model, translation_start(model, source, ratio=0.0, extra=12), Decoding(beam=1))
+    ours = beam_search(model, start_translation(model, source, ratio=0.0, extra=12), Decoding(beam=1))
     found = as_transformers(model).generate(
         source, attention_mask=mask, max_new_tokens=12, do_sample=False, use_cache=use_cache
     )
@@ -102,7 +102,7 @@ def end_at_limit(input_ids, scores):
 def test_exhaustive_beams_agree(use_cache):
     """Beams that hold every prefix find the same best output: log p / length^α, ended by the end."""
     model, (source, mask) = translator(), sources()
-    ours = beam_search(model, translation_start(model, source, ratio=0.0, extra=2), Decoding(beam=200))
+    ours = beam_search(model, start_translation(model, source, ratio=0.0, extra=2), Decoding(beam=200))
     found = as_transformers(model).generate(
         source, attention_mask=mask, max_new_tokens=3, do_sample=False, use_cache=use_cache, num_beams=120,
         length_penalty=0.6, early_stopping="never", return_dict_in_generate=True, output_scores=True,
@@ -119,7 +119,7 @@ def test_greedy_continuation_is_ours(use_cache):
     model, prompt = language_model(), tokens(3, 5)
     mask = torch.ones_like(prompt)
     mask[1, :2] = 0
-    start = continuation_start(model, prompt, mask.bool(), limit=10)
+    start = start_continuation(model, prompt, mask.bool(), limit=10)
     ours = beam_search(model, start, Decoding(beam=1))
     found = as_transformers(model).generate(
         prompt, attention_mask=mask, max_new_tokens=10, do_sample=False, use_cache=use_cache

@@ -9,7 +9,7 @@ import diffwindow
 from diffwindow.data.tokenizer import Tokenizer
 from diffwindow.decoding import Decoding
 from diffwindow.decoding.sampling import sample
-from diffwindow.decoding.search import continuation_start
+from diffwindow.decoding.search import start_continuation
 from samples.model_folders import SENTENCES, save_model
 
 TEXTS = ["the old keys", "", "my lamp fell .", "the boats found the old cabinet here ."]
@@ -53,7 +53,7 @@ def test_a_language_model_scores_each_token_and_the_end(folders):
 def test_continuations_come_likeliest_first(folders):
     model = diffwindow.load(folders["language"])
     network, ids = model.members[0].model, model.tokenizer.encode("my")
-    start = continuation_start(network, torch.tensor([[1, *ids]]), limit=12)
+    start = start_continuation(network, torch.tensor([[1, *ids]]), limit=12)
     (drawn,) = sample(network, start, Decoding(seed=0, n_best=8, temperature=1.0))
     by_probability = sorted(drawn, key=lambda one: -one.log_prob)
     assert by_probability != drawn

@@ -8,7 +8,7 @@ from diffwindow import WindowAttention
 from diffwindow.attention.base import watch
 from diffwindow.decoding import Decoding
 from diffwindow.decoding.beam import beam_search
-from diffwindow.decoding.search import translation_start
+from diffwindow.decoding.search import start_translation
 from diffwindow.models.classifier import ClassifierConfig
 from diffwindow.models.translator import TranslatorConfig
 
@@ -136,7 +136,7 @@ def test_a_translator_has_three_roles():
 def test_decoding_step_by_step_gives_the_maps_of_the_whole():
     model, source = translator(), torch.tensor([[5, 6, 7, 2]])
     with diffwindow.capture(model) as steps:
-        ((best,),) = beam_search(model, translation_start(model, source), Decoding(beam=1))
+        ((best,),) = beam_search(model, start_translation(model, source), Decoding(beam=1))
     with diffwindow.capture(model) as whole:
         model(source, torch.tensor([[1, *best.tokens]]))
     assert len(best.tokens) > 1

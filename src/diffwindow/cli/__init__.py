@@ -22,7 +22,7 @@ from diffwindow.cli import (
     translate,
     view,
 )
-from diffwindow.cli.errors import one_sentence_errors
+from diffwindow.cli.errors import report_errors
 from diffwindow.console import lossy_stderr
 
 app = typer.Typer(
@@ -66,5 +66,5 @@ def options(
 
 def main() -> None:
     """Run the command line; print a user's mistake as one sentence and exit with code 2."""
-    with lossy_stderr(), one_sentence_errors():
+    with lossy_stderr(), report_errors():
         app()

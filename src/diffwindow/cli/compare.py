@@ -11,7 +11,7 @@ import typer
 
 from diffwindow.cli.library import data_store, reproduce_findings, reproduce_jobs, reproduce_own_data
 from diffwindow.cli.options import Jobs
-from diffwindow.cli.reproduce import last_report, run_and_report, split_names
+from diffwindow.cli.reproduce import run_and_report, split_names, write_last_report
 
 
 def compare(
@@ -51,4 +51,4 @@ def compare(
     run_and_report(
         table, scale, asked, outcomes, out, command, processes=jobs or reproduce_jobs.usual_processes()
     )
-    last_report(reproduce_findings.findings(table, scale, outcomes, command), outcomes, out)
+    write_last_report(reproduce_findings.findings(table, scale, outcomes, command), outcomes, out)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from diffwindow.cli.errors import naming_data_option
+from diffwindow.cli.errors import name_data_option
 from diffwindow.cli.library import (
     data_corpora,
     data_download,
@@ -92,7 +92,7 @@ def prepare(
     Files may be plain, .gz or .xz. The same command resumes an interrupted run, and leaves a finished one.
     """
     inputs = {"a corpus": corpus, "--source": source, "--tsv": tsv, "--labels": labels, "--text": text}
-    chosen = _chosen_input(inputs)
+    chosen = _choose_input(inputs)
     sides = {
         "train": (source, target),
         "valid": (valid_source, valid_target),
@@ -125,7 +125,7 @@ def prepare(
     form: Normalization = (
         data_tokenizer.Tokenizer.load(tokenizer).normalization if tokenizer else normalization or "nfc"
     )
-    with _naming_options(), naming_data_option():
+    with _name_options(), name_data_option():
         if corpus:
             recipe = data_corpora.recipe_of(corpus, data, rows=rows, seed=seed)
         elif source:
@@ -136,10 +136,10 @@ def prepare(
             recipe = _file_recipe(chosen, files, columns, skip_bad=skip_bad)
         known = {field: language for field, language in languages.items() if language}
         recipe = recipe.adjust(vocab_size=vocab_size, moses=moses, languages=known, normalization=form)
-        _run(recipe, out, tokenizer, workers, skip_bad=skip_bad, dry_run=dry_run)
+        _prepare(recipe, out, tokenizer, workers, skip_bad=skip_bad, dry_run=dry_run)
 
 
-def _chosen_input(inputs: Mapping[str, object]) -> str:
+def _choose_input(inputs: Mapping[str, object]) -> str:
     """Return the name of the input that is given; raise unless it is exactly one."""
     given = [name for name, value in inputs.items() if value]
     if len(given) != 1:
@@ -154,7 +154,7 @@ def _parallel_recipe(name: str, sides: dict[str, tuple[File, File]]) -> Recipe:
     """Return the recipe of a source and a target file for each split."""
     splits = {
         split: data_own_files.two_files(
-            _existing(left, f"--{split}-source"), _existing(right, f"--{split}-target")
+            _check_exists(left, f"--{split}-source"), _check_exists(right, f"--{split}-target")
         )
         for split, (left, right) in sides.items()
         if left or right
@@ -164,7 +164,7 @@ def _parallel_recipe(name: str, sides: dict[str, tuple[File, File]]) -> Recipe:
 
 def _file_recipe(option: str, files: dict[str, File], columns: Columns, *, skip_bad: bool) -> Recipe:
     """Return the recipe of one file per split, of the kind that the option names."""
-    existing = {split: _existing(file) for split, file in files.items() if file}
+    existing = {split: _check_exists(file) for split, file in files.items() if file}
     if option == "--labels":
         return data_own_files.labelled_recipe(existing, columns, skip_bad=skip_bad)
     read, task = (
@@ -178,7 +178,7 @@ def _file_recipe(option: str, files: dict[str, File], columns: Columns, *, skip_
 
 
 @contextmanager
-def _naming_options() -> Iterator[None]:
+def _name_options() -> Iterator[None]:
     """Name the option that helps where the library says what is wrong."""
     try:
         yield
@@ -189,7 +189,7 @@ def _naming_options() -> Iterator[None]:
         raise ValueError(f"{error}: {options} take a name, or a number if there is no header") from None
 
 
-def _existing(path: Path | None, option: str = "") -> Path:
+def _check_exists(path: Path | None, option: str = "") -> Path:
     if path is None:
         raise ValueError(f"{option.replace('train-', '')} is missing: parallel text needs both sides")
     if not path.exists():
@@ -197,7 +197,7 @@ def _existing(path: Path | None, option: str = "") -> Path:
     return path
 
 
-def _run(
+def _prepare(
     recipe: Recipe, out: Path, tokenizer: Path | None, workers: int | None, *, skip_bad: bool, dry_run: bool
 ) -> None:
 
@@ -220,14 +220,14 @@ def _run(
         known = ", ".join(f"{field} {language}" for field, language in store.languages.items())
         print(f"  languages: {known or 'unknown; name them with --source-lang and --target-lang'}")
     for split, entry in store.manifest.splits.items():
-        print(f"  {split}: {_described(entry, store.labels)}")
-    for split, other in _same_rows(store.manifest.splits):
+        print(f"  {split}: {_describe(entry, store.labels)}")
+    for split, other in _find_same_rows(store.manifest.splits):
         print(
             f"{split} has the same rows as {other}: its scores will say nothing of new text", file=sys.stderr
         )
 
 
-def _same_rows(splits: dict[str, SplitEntry]) -> Iterator[tuple[str, str]]:
+def _find_same_rows(splits: dict[str, SplitEntry]) -> Iterator[tuple[str, str]]:
     """Yield each split that holds the very rows of an earlier one, and that one."""
     seen: dict[frozenset[tuple[str, str]], str] = {}
     for split, entry in splits.items():
@@ -240,14 +240,14 @@ def _same_rows(splits: dict[str, SplitEntry]) -> Iterator[tuple[str, str]]:
 def _show_estimate(expected: Estimate, workers: int) -> None:
     rows = ", ".join(f"{split} {number:,}" for split, number in expected.rows.items())
     size = f"{expected.bytes / 1e6:,.1f} MB"
-    print(f"about {rows} rows, {size}, {_duration(expected.seconds)} with {workers} workers")
+    print(f"about {rows} rows, {size}, {_format_duration(expected.seconds)} with {workers} workers")
 
 
-def _described(entry: SplitEntry, names: Sequence[str]) -> str:
+def _describe(entry: SplitEntry, names: Sequence[str]) -> str:
     tokens = ", ".join(f"{field} {count:,} tokens" for field, count in entry.tokens.items())
     found = entry.found
     counts = [f"{names[int(label)]}: {count:,}" for label, count in found.labels.items()]
-    labels = f", labels {', '.join(shortened_list(counts))}" if counts else ""
+    labels = f", labels {', '.join(shorten_list(counts))}" if counts else ""
     skipped = "".join(
         f"; skipped {count:,}: {problem} (first: {found.first_skipped[problem]})"
         for problem, count in found.skipped.items()
@@ -255,17 +255,17 @@ def _described(entry: SplitEntry, names: Sequence[str]) -> str:
     return f"{entry.rows:,} rows, {tokens}{labels}{skipped}"
 
 
-def shortened_list(items: Sequence[str], limit: int = 20) -> list[str]:
+def shorten_list(items: Sequence[str], limit: int = 20) -> list[str]:
     """Return the first items of a long list, and how many more there are.
 
-    >>> shortened_list(["a", "b", "c"], limit=2)
+    >>> shorten_list(["a", "b", "c"], limit=2)
     ['a', 'b', '1 more']
     """
     more = [f"{len(items) - limit:,} more"] if len(items) > limit else []
     return [*items[:limit], *more]
 
 
-def _duration(seconds: float) -> str:
+def _format_duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 

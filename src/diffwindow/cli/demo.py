@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from diffwindow.cli.errors import training_errors
-from diffwindow.cli.evaluation_report import shown_p
+from diffwindow.cli.errors import report_training_errors
+from diffwindow.cli.evaluation_report import format_p
 from diffwindow.cli.library import (
     data_corpora,
     data_prepare,
@@ -78,12 +78,12 @@ def demo(
     """
     started = time.monotonic()
     files.make_folder(out)
-    with training_errors():
+    with report_training_errors():
         runs = [_train(out, attention, seed=seed, updates=updates, rows=rows) for attention in ATTENTIONS]
     evaluated = [_evaluate(run, out / "data") for run in runs]
     first = evaluated[0][1]
     table = [
-        _row(trained, evaluation, evaluation_evaluate.compare(evaluation, first))
+        _make_row(trained, evaluation, evaluation_evaluate.compare(evaluation, first))
         for trained, evaluation in evaluated
     ]
     figure, sentence = _draw(evaluated[-1], evaluated[0], out)
@@ -97,7 +97,7 @@ def demo(
             "table": [asdict(row) for row in table],
         },
     )
-    print("\n".join(_lines(table, first.metrics["accuracy"]["total"])))
+    print("\n".join(_format_lines(table, first.metrics["accuracy"]["total"])))
     print(f"\nfigure: {figure}")
     print(textwrap.fill(sentence, WIDTH, initial_indent="  ", subsequent_indent="  "))
     print(f"figures of the table: {out / 'demo.json'}\nruns: {', '.join(map(str, runs))}")
@@ -108,7 +108,7 @@ def _train(out: Path, attention: str, *, seed: int, updates: int, rows: int) -> 
 
     settings: dict[str, Any] = {
         "attention": attention,
-        "data.path": str(_corpus(out, seed=seed, rows=rows).resolve()),
+        "data.path": str(_prepare_corpus(out, seed=seed, rows=rows).resolve()),
         "train.seed": seed,
         "train.max_updates": updates,
         "train.max_rows": BATCH_ROWS,
@@ -123,7 +123,7 @@ def _train(out: Path, attention: str, *, seed: int, updates: int, rows: int) -> 
     return folder
 
 
-def _corpus(out: Path, *, seed: int, rows: int) -> Path:
+def _prepare_corpus(out: Path, *, seed: int, rows: int) -> Path:
     """Generate the sentences, unless they are there: as many to test on as to train on."""
 
     def recipe() -> data_recipe.Recipe:
@@ -150,7 +150,7 @@ def _evaluate(run: Path, store: Path) -> tuple[ModelFolder, Evaluation]:
     )
 
 
-def _row(trained: ModelFolder, evaluation: Evaluation, against: dict[str, Any]) -> Row:
+def _make_row(trained: ModelFolder, evaluation: Evaluation, against: dict[str, Any]) -> Row:
     accuracy, fit = evaluation.metrics["accuracy"], evaluation.metrics["windows"][0]
     return Row(
         attention=trained.model.config.attention,
@@ -178,13 +178,13 @@ def _by_attractors(groups: dict[str, dict[str, Any]]) -> dict[str, float]:
     return accuracies
 
 
-def _lines(table: list[Row], sentences: int) -> list[str]:
+def _format_lines(table: list[Row], sentences: int) -> list[str]:
     """Return the lines to print: what was shown, then the figures, 80 columns wide at most."""
     counts = list(table[0].by_attractors)
     body = [["attention", "parameters", "right, %", "95 %", "p", *counts]]
     for row in table:
         by_count = [f"{row.by_attractors[count]:.1f}" for count in counts]
-        p = "" if row is table[0] else shown_p(row.p_against_first)
+        p = "" if row is table[0] else format_p(row.p_against_first)
         interval = f"{row.low:.1f}-{row.high:.1f}"
         body.append([row.attention, f"{row.parameters:,}", f"{row.accuracy:.1f}", interval, p, *by_count])
     widths = [max(len(line[column]) for line in body) for column in range(len(body[0]))]
@@ -199,10 +199,10 @@ def _lines(table: list[Row], sentences: int) -> list[str]:
         f"uniform attention has {table[0].chance:.2f}.",
     ]
     wrapped = [line for note in notes for line in textwrap.wrap(note, WIDTH)]
-    return [*textwrap.wrap(_shown(table, sentences), WIDTH), "", *printed, "", *wrapped]
+    return [*textwrap.wrap(_summarize(table, sentences), WIDTH), "", *printed, "", *wrapped]
 
 
-def _shown(table: list[Row], sentences: int) -> str:
+def _summarize(table: list[Row], sentences: int) -> str:
     """Return one sentence: what the comparison shows, or that it shows nothing."""
     plain, window = table[0], table[-1]
     rates = (
@@ -210,12 +210,12 @@ def _shown(table: list[Row], sentences: int) -> str:
         f"{plain.accuracy:.1f} %"
     )
     if window.p_against_first < CERTAIN:
-        return f"{rates[0].upper()}{rates[1:]} (one seed, p {_bound(window.p_against_first)})."
-    return f"This seed shows no difference: {rates} (p {_bound(window.p_against_first)})."
+        return f"{rates[0].upper()}{rates[1:]} (one seed, p {_format_bound(window.p_against_first)})."
+    return f"This seed shows no difference: {rates} (p {_format_bound(window.p_against_first)})."
 
 
-def _bound(p: float) -> str:
-    text = shown_p(p)
+def _format_bound(p: float) -> str:
+    text = format_p(p)
     return f"< {text[1:]}" if text.startswith("<") else f"= {text}"
 
 
@@ -228,7 +228,7 @@ def _draw(
     assert other_evaluation.right is not None
     store = data_store.Store.open(out / "data")
     attractors = store.split("test").columns["attractors"]
-    index, told = telling_sentence(evaluation.right, other_evaluation.right, attractors)
+    index, told = choose_sentence(evaluation.right, other_evaluation.right, attractors)
     models = cast("Classifier", ours.model), cast("Classifier", other.model)
     tokens, panels = evaluation_windows.window_panels(
         cast("Classification", ours.task(store)), *models, "test", index
@@ -240,7 +240,7 @@ def _draw(
     return path, f"{' '.join(tokens)} ({told})"
 
 
-def telling_sentence(
+def choose_sentence(
     right: NDArray[np.bool_], other_right: NDArray[np.bool_], attractors: NDArray[np.integer]
 ) -> tuple[int, str]:
     """Choose the first sentence that only the first model gets right, with two attractors if there is one."""

@@ -21,7 +21,7 @@ WORKER_DIED = (
 
 
 @contextmanager
-def one_sentence_errors() -> Iterator[None]:
+def report_errors() -> Iterator[None]:
     """Print a mistake, a missing extra or a lack of memory as one line on stderr and exit with 2."""
     try:
         yield
@@ -49,24 +49,24 @@ def one_sentence_errors() -> Iterator[None]:
         text = OUT_OF_MEMORY
     else:
         return
-    print(f"diffwindow: {shortened(text)}", file=sys.stderr)
+    print(f"diffwindow: {shorten(text)}", file=sys.stderr)
     sys.exit(2)
 
 
 @contextmanager
-def warnings_as_sentences() -> Iterator[None]:
+def report_warnings() -> Iterator[None]:
     """Print warnings as lines on stderr, without the place in the code."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
         yield
     for text in dict.fromkeys(str(warning.message) for warning in caught):
-        print(f"diffwindow: {shortened(text)}", file=sys.stderr)
+        print(f"diffwindow: {shorten(text)}", file=sys.stderr)
 
 
-def shortened(text: str, limit: int = 500) -> str:
+def shorten(text: str, limit: int = 500) -> str:
     """Return a message as one line, without its middle if it is long.
 
-    >>> shortened("x" * 30 + ": not a number", limit=20)
+    >>> shorten("x" * 30 + ": not a number", limit=20)
     'xxxxxxxxxx … a number'
     """
     line = " ".join(text.split())
@@ -82,7 +82,7 @@ def check_folder(folder: Path) -> None:
 
 
 @contextmanager
-def interruptible(outcome: str) -> Iterator[None]:
+def report_interrupt(outcome: str) -> Iterator[None]:
     """On Ctrl-C, print what became of the work and exit with 130."""
     try:
         yield
@@ -92,7 +92,7 @@ def interruptible(outcome: str) -> Iterator[None]:
 
 
 @contextmanager
-def naming_data_option() -> Iterator[None]:
+def name_data_option() -> Iterator[None]:
     """Add the name of the option to the error about a missing folder of raw files."""
     try:
         yield
@@ -101,10 +101,10 @@ def naming_data_option() -> Iterator[None]:
 
 
 @contextmanager
-def training_errors() -> Iterator[None]:
+def report_training_errors() -> Iterator[None]:
     """Print why a run stopped; exit with 1, or with the code of the signal that stopped it."""
     try:
-        with interruptible("the same command resumes"), naming_data_option():
+        with report_interrupt("the same command resumes"), name_data_option():
             yield
     except training_failures.TrainingError as error:
         print(f"diffwindow: {error}", file=sys.stderr)

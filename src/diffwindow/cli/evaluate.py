@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from diffwindow.cli.data import File
-from diffwindow.cli.errors import check_folder, interruptible
-from diffwindow.cli.evaluation_report import as_text, metric_lines
+from diffwindow.cli.errors import check_folder, report_interrupt
+from diffwindow.cli.evaluation_report import format_metrics, format_report
 from diffwindow.cli.library import (
     data_readers,
     data_recipe,
@@ -35,7 +35,7 @@ from diffwindow.cli.options import (
     check_partners,
     takes_decoding,
 )
-from diffwindow.cli.streams import STANDARD, file_or_dash, input_lines, input_name
+from diffwindow.cli.streams import STANDARD, input_name, open_input, parse_path
 from diffwindow.progress import show_progress
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def evaluate(
     hypothesis: Annotated[
         File,
         typer.Option(
-            parser=file_or_dash,
+            parser=parse_path,
             metavar="FILE",
             help="Translations by any system, with --reference and without a run; - is stdin.",
         ),
@@ -96,7 +96,7 @@ def evaluate(
         return
     if run is None:
         raise ValueError("give the folder of a run, or --hypothesis with --reference")
-    chosen = _chosen_test_set(test_set, reference)
+    chosen = _choose_test_set(test_set, reference)
     check_partners(
         chosen,
         (
@@ -123,10 +123,10 @@ def evaluate(
     split = evaluation_new_files.SPLIT if given.paths and not raw else split
     report = _evaluate_runs(run, against, data, given, split, target_lang, open_run)
     if report is not None:
-        print(files.to_json(report, indent=2) if as_json else "\n".join(as_text(report)))
+        print(files.to_json(report, indent=2) if as_json else "\n".join(format_report(report)))
 
 
-def _chosen_test_set(test_set: dict[str, Path | None], reference: Path | None) -> str:
+def _choose_test_set(test_set: dict[str, Path | None], reference: Path | None) -> str:
     """Return the option that names the test set; raise for two, or for one that cannot be read twice."""
     if (test_set["--source"] is None) != (reference is None):
         raise ValueError("--source and --reference go together: new sentences and their translations")
@@ -166,7 +166,7 @@ def _evaluate_runs(
         )
 
     with (
-        interruptible("nothing was scored"),
+        report_interrupt("nothing was scored"),
         # ranks exchange texts and numbers here, never tensors on a GPU
         training_distributed.connected("cpu") as world,
         processes.sharing(),
@@ -212,7 +212,7 @@ def _score_files(hypothesis: Path, reference: Path, language: str | None, *, as_
         raise ValueError("--hypothesis and --reference are both -, which is stdin; give a file for one")
     names, texts = [input_name(hypothesis), input_name(reference)], []
     for path in (hypothesis, reference):
-        with input_lines(path) as content:
+        with open_input(path) as content:
             texts.append(list(content))
     if not texts[0] or len(texts[0]) != len(texts[1]):
         raise ValueError(
@@ -221,5 +221,5 @@ def _score_files(hypothesis: Path, reference: Path, language: str | None, *, as_
         )
     metrics = evaluation_evaluate.score_texts(*texts, language=language) | {"sentences": len(texts[0])}
     report = {"hypothesis": names[0], "reference": names[1], "metrics": metrics}
-    lines = [f"{names[0]} against {names[1]}", *metric_lines(metrics)]
+    lines = [f"{names[0]} against {names[1]}", *format_metrics(metrics)]
     print(files.to_json(report, indent=2) if as_json else "\n".join(lines))

@@ -5,65 +5,67 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from diffwindow.cli.errors import shortened
+from diffwindow.cli.errors import shorten
 
 # the length of a text, and the distance from subject to verb
 RANGES = {"by_length": "length", "by_distance": "distance"}
 
 
-def as_text(report: dict[str, Any]) -> Iterator[str]:
+def format_report(report: dict[str, Any]) -> Iterator[str]:
     """Yield the lines of a report."""
     model = f"{report['attention']}, {report['parameters']:,} parameters"
     examples = f"split {report['split']}" if report["split"] else ", ".join(report["corpus"])
     yield f"{report['run']}: {model}, {examples}"
-    yield from metric_lines(report["metrics"])
+    yield from format_metrics(report["metrics"])
     if "against" in report:
         other = report["against"]
         yield f"{other['run']}: {other['attention']}"
-        yield from metric_lines(other["metrics"])
+        yield from format_metrics(other["metrics"])
         yield "difference, first minus second"
         for name, values in other["comparison"].items():
             # accuracies are fractions, and shown in per cent
             points = 100 if name == "accuracy" else 1
             shown = {key: points * value if key == "difference" else value for key, value in values.items()}
-            figures = ", ".join(_figure(key, value) for key, value in shown.items() if key != "signature")
-            yield f"  {name:20} {figures}{_signature(values)}"
+            figures = ", ".join(
+                _format_score(key, value) for key, value in shown.items() if key != "signature"
+            )
+            yield f"  {name:20} {figures}{_format_signature(values)}"
 
 
-def metric_lines(metrics: dict[str, Any]) -> Iterator[str]:
+def format_metrics(metrics: dict[str, Any]) -> Iterator[str]:
     """Yield the lines of metrics by name."""
     for name, value in metrics.items():
         if name == "by_attractors":
             for count, group in value.items():
                 known = "unknown number of" if count == "-1" else count
                 noun = "attractor" if count == "1" else "attractors"
-                yield f"  {f'with {known} {noun}':20} {_accuracy(group)}"
+                yield f"  {f'with {known} {noun}':20} {_format_accuracy(group)}"
         elif name in RANGES:
             for tokens, group in value.items():
-                yield f"  {f'{RANGES[name]} {tokens}':20} {_accuracy(group)}"
+                yield f"  {f'{RANGES[name]} {tokens}':20} {_format_accuracy(group)}"
         elif name == "by_label":
             for label, group in value.items():
-                yield f"  {f'label {shortened(label, 60)}':20} {_accuracy(group)}"
+                yield f"  {f'label {shorten(label, 60)}':20} {_format_accuracy(group)}"
         elif name == "target_language":
             yield f"  target language {value}: no BLEU on Moses tokens; name it with --target-lang"
         elif name == "windows":
             for fit in value:
-                yield f"  {'layer ' + str(fit['layer']):20} {_window(fit)}"
+                yield f"  {'layer ' + str(fit['layer']):20} {_format_window(fit)}"
         elif isinstance(value, dict) and "low" in value:
-            yield f"  {name:20} {_accuracy(value)}"
+            yield f"  {name:20} {_format_accuracy(value)}"
         elif isinstance(value, dict):
-            yield f"  {name:20} {value['value']:.2f}{_signature(value)}"
+            yield f"  {name:20} {value['value']:.2f}{_format_signature(value)}"
         else:
             yield f"  {name:20} {value:,}" if isinstance(value, int) else f"  {name:20} {value:.4f}"
 
 
-def _accuracy(group: dict[str, Any]) -> str:
+def _format_accuracy(group: dict[str, Any]) -> str:
     interval = f"{100 * group['low']:.2f}-{100 * group['high']:.2f}"
     counts = f"{group['correct']:,} of {group['total']:,}"
     return f"{100 * group['value']:6.2f} % (95 % interval {interval}; {counts})"
 
 
-def _window(fit: dict[str, Any]) -> str:
+def _format_window(fit: dict[str, Any]) -> str:
     inside = f"attention inside the gold window {fit['attention_inside']:.3f}"
     chance = f"uniform attention {fit['chance']:.3f}"
     if fit["overlap"] is None:
@@ -71,20 +73,20 @@ def _window(fit: dict[str, Any]) -> str:
     return f"{inside}, window overlap {fit['overlap']:.3f}, best head {fit['best_head']:.3f} ({chance})"
 
 
-def shown_p(p: float) -> str:
+def format_p(p: float) -> str:
     """Return a p-value as text, with a bound if it is tiny.
 
-    >>> shown_p(0.16), shown_p(1e-9)
+    >>> format_p(0.16), format_p(1e-9)
     ('0.160', '<0.001')
     """
     return f"{p:.3f}" if p >= 0.001 else "<0.001"
 
 
-def _figure(key: str, value: float) -> str:
+def _format_score(key: str, value: float) -> str:
     if key == "p":
-        return f"p {shown_p(value)}"
+        return f"p {format_p(value)}"
     return f"{key} {value:+.2f}" if key == "difference" else f"{key} {value:.4f}"
 
 
-def _signature(value: dict[str, Any]) -> str:
+def _format_signature(value: dict[str, Any]) -> str:
     return f"  [{value['signature']}]" if "signature" in value else ""

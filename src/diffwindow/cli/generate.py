@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from diffwindow.cli.errors import interruptible
+from diffwindow.cli.errors import report_interrupt
 from diffwindow.cli.library import decoding_generate, inference_model
 from diffwindow.cli.options import DECODING_OPTIONS, Device, RunFolder, change_decoding, takes_decoding
-from diffwindow.cli.streams import without_line_ends
+from diffwindow.cli.streams import remove_line_ends
 
 
 @takes_decoding(*DECODING_OPTIONS)
@@ -22,9 +22,9 @@ def generate(
 ) -> None:
     """Continue a text with a language model, one line per sample, likeliest first."""
     decoding = change_decoding(decoding_generate.GENERATION, changes)
-    with interruptible("nothing was generated"):
+    with report_interrupt("nothing was generated"):
         print(
             "\n".join(
-                map(without_line_ends, inference_model.load(run, device=device).generate(prompt, decoding))
+                map(remove_line_ends, inference_model.load(run, device=device).generate(prompt, decoding))
             )
         )

@@ -6,6 +6,7 @@ A verb imports `diffwindow.data.store` as `from diffwindow.cli.library import da
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 
@@ -63,4 +64,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> LazyModule:
+        room = name.partition("_")[0]
+        if not room or find_spec(f"diffwindow.{room}") is None:
+            raise AttributeError(f"module 'diffwindow.cli.library' has no attribute {name!r}")
         return LazyModule(f"diffwindow.{name.replace('_', '.', 1)}")

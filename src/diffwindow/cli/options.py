@@ -79,13 +79,13 @@ def check_partners(chosen: str, rules: Sequence[tuple[str, bool, Sequence[str]]]
     for options, given, partners in rules:
         if given and chosen not in partners:
             verb = "go" if " and " in options else "goes"
-            raise ValueError(f"{options} {verb} with {either(partners)}, not with {chosen}")
+            raise ValueError(f"{options} {verb} with {join_with_or(partners)}, not with {chosen}")
 
 
-def either(names: Sequence[str]) -> str:
+def join_with_or(names: Sequence[str]) -> str:
     """Join names by "or".
 
-    >>> either(["mini", "smoke"]), either(["paper", "mini", "smoke"]), either(["mini"])
+    >>> join_with_or(["mini", "smoke"]), join_with_or(["paper", "mini", "smoke"]), join_with_or(["mini"])
     ('mini or smoke', 'paper, mini or smoke', 'mini')
     """
     *first, last = names

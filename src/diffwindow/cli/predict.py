@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from diffwindow.cli.library import files, inference_model
 from diffwindow.cli.options import AsJsonLines, Device, RunFolder
-from diffwindow.cli.streams import InputFile, OutputFile, interruptible_output, one_cell, stream
+from diffwindow.cli.streams import InputFile, OutputFile, collapse_spaces, report_interrupted_output, stream
 
 
 def predict(
@@ -28,11 +28,11 @@ def predict(
     def shown(prediction: inference_model.Prediction) -> str:
         if as_json:
             return files.to_json(asdict(prediction))
-        each = (f"{one_cell(label)}={p:.6f}" for label, p in prediction.probabilities.items())
-        return "\t".join([one_cell(prediction.label), *each])
+        each = (f"{collapse_spaces(label)}={p:.6f}" for label, p in prediction.probabilities.items())
+        return "\t".join([collapse_spaces(prediction.label), *each])
 
     def work(texts: list[str]) -> Iterator[str]:
         return map(shown, model.predict(texts))
 
-    with interruptible_output(output):
+    with report_interrupted_output(output):
         stream(input, output, work)

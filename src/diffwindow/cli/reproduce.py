@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from diffwindow.cli.errors import naming_data_option
+from diffwindow.cli.errors import name_data_option
 from diffwindow.cli.library import (
     files,
     reproduce_cost,
@@ -21,7 +21,7 @@ from diffwindow.cli.library import (
     reproduce_scales,
     reproduce_tables,
 )
-from diffwindow.cli.options import Jobs, either
+from diffwindow.cli.options import Jobs, join_with_or
 from diffwindow.progress import show_progress
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def reproduce(
         others = [
             name for name, one in reproduce_scales.SCALES.items() if full_table.at(one.experiments).columns
         ]
-        raise ValueError(f"{table} has no columns at scale {scale}; choose {either(others)}")
+        raise ValueError(f"{table} has no columns at scale {scale}; choose {join_with_or(others)}")
     numbers, folder = range(1, seeds + 1), out / f"{table}-{scale}"
     command = shlex.join(["diffwindow", *sys.argv[1:]])
     # a named column must exist at this scale; without names, those of the scale are run
@@ -78,7 +78,7 @@ def reproduce(
         _tell(f"left out, because they have no {scale} scale: {', '.join(missing)}")
 
     def prepare(waiting: Sequence[Job]) -> None:
-        with show_progress() as progress, naming_data_option():
+        with show_progress() as progress, name_data_option():
             reproduce_jobs.make_stores(waiting, data, progress=progress)
 
     processes = jobs or reproduce_jobs.usual_processes()
@@ -88,7 +88,7 @@ def reproduce(
     if full_table.extra == "figure":
         _draw(reproduce_jobs.jobs_of(full_table, chosen_scale, numbers[:1], out), folder)
     speeds = _speeds(full_table, asked[0]) if full_table.extra == "speed" else None
-    last_report(
+    write_last_report(
         reproduce_findings.findings(full_table, chosen_scale, outcomes, command, speeds), outcomes, folder
     )
 
@@ -124,7 +124,7 @@ def run_and_report(
         raise typer.Exit(130) from None
 
 
-def last_report(finding: Finding, outcomes: Sequence[FinishedJob], folder: Path) -> None:
+def write_last_report(finding: Finding, outcomes: Sequence[FinishedJob], folder: Path) -> None:
     """Write the report, print its path, and exit with 1 if a run failed."""
     reproduce_report.write_report(finding, folder, reproduce_jobs.outcomes_by_column(outcomes))
     print(folder / reproduce_report.REPORT)

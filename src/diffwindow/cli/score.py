@@ -16,13 +16,13 @@ from diffwindow.cli.streams import (
     InputFile,
     OutputFile,
     Speed,
-    chunks,
-    columns,
-    file_or_dash,
-    input_lines,
+    collapse_spaces,
     input_name,
-    interruptible_output,
-    one_cell,
+    open_input,
+    parse_path,
+    read_chunks,
+    report_interrupted_output,
+    split_columns,
     stream,
 )
 
@@ -37,7 +37,7 @@ def score(
     pairs: Annotated[
         Path | None,
         typer.Option(
-            parser=file_or_dash,
+            parser=parse_path,
             metavar="TSV",
             help="Good and bad sentence per line, - is stdin: how often is the good likelier?",
         ),
@@ -60,7 +60,7 @@ def score(
         if as_json:
             return files.to_json(asdict(result))
         by_token = zip(result.tokens, result.token_log_probs, strict=True)
-        each = (f"{one_cell(token)}:{log_prob:.4f}" for token, log_prob in by_token)
+        each = (f"{collapse_spaces(token)}:{log_prob:.4f}" for token, log_prob in by_token)
         cells = [f"{result.log_prob:.4f}", str(len(result.tokens)), *([" ".join(each)] if tokens else [])]
         return "\t".join(cells)
 
@@ -71,7 +71,7 @@ def score(
         items = [_item(line, number, translates=translates) for line, number in zip(lines, numbers)]  # noqa: B905
         return map(shown, model.score(items))
 
-    with interruptible_output(output):
+    with report_interrupted_output(output):
         if pairs is None:
             stream(input, output, work)
             return
@@ -89,22 +89,22 @@ def score(
 def _item(line: str, number: int, *, translates: bool) -> str | tuple[str, str]:
     if not translates:
         return line
-    source, target = columns(line, number, 2, "source and target")
+    source, target = split_columns(line, number, 2, "source and target")
     return source, target
 
 
 def _compare(model: LoadedModel, pairs: Path, *, translates: bool) -> tuple[int, int]:
     """Count the pairs whose good sentence is likelier than the bad one, and all pairs."""
     speed, right = Speed(), 0
-    with input_lines(pairs) as lines:
-        for chunk in chunks(lines):
+    with open_input(pairs) as lines:
+        for chunk in read_chunks(lines):
             items: list[str | tuple[str, str]] = []
             for number, line in enumerate(chunk, speed.done + 1):
                 if translates:
-                    source, good, bad = columns(line, number, 3, "source, good and bad target")
+                    source, good, bad = split_columns(line, number, 3, "source, good and bad target")
                     items += [(source, good), (source, bad)]
                 else:
-                    items += columns(line, number, 2, "good and bad sentence")
+                    items += split_columns(line, number, 2, "good and bad sentence")
             log_probs = [result.log_prob for result in model.score(items)]
             right += sum(good > bad for good, bad in zip(log_probs[::2], log_probs[1::2], strict=True))
             speed.add(len(chunk))

@@ -13,17 +13,17 @@ from typing import IO, Annotated
 
 import typer
 
-from diffwindow.cli.errors import interruptible
+from diffwindow.cli.errors import report_interrupt
 from diffwindow.cli.library import data_lines, files
 
 # the name that stands for stdin or stdout
 STANDARD = Path("-")
 
 
-def file_or_dash(text: str) -> Path:
+def parse_path(text: str) -> Path:
     """Return a path, `STANDARD` for `-` alone: `./-` is a file of that name.
 
-    >>> file_or_dash("-") == STANDARD, file_or_dash("./-") == STANDARD
+    >>> parse_path("-") == STANDARD, parse_path("./-") == STANDARD
     (True, False)
     """
     path = Path(text)
@@ -34,14 +34,12 @@ def file_or_dash(text: str) -> Path:
 CHUNK = 1000
 InputFile = Annotated[
     Path | None,
-    typer.Option(
-        parser=file_or_dash, metavar="FILE", help="Text, one line each; - is stdin, and the default."
-    ),
+    typer.Option(parser=parse_path, metavar="FILE", help="Text, one line each; - is stdin, and the default."),
 ]
 OutputFile = Annotated[
     Path | None,
     typer.Option(
-        parser=file_or_dash,
+        parser=parse_path,
         metavar="FILE",
         help="Where to write, whole or not at all; - is stdout, and the default.",
     ),
@@ -54,19 +52,19 @@ def input_name(path: Path | None) -> str:
 
 
 @contextmanager
-def input_lines(path: Path | None) -> Iterator[Iterator[str]]:
+def open_input(path: Path | None) -> Iterator[Iterator[str]]:
     """Open a file, which may be compressed, or stdin (`-` or None), as lines of text."""
     if path is not None and path != STANDARD:
         with path.open("rb") as source:
-            yield _decoded(data_lines.unpacked(path, source), input_name(path))
+            yield _decode_lines(data_lines.unpacked(path, source), input_name(path))
         return
     if sys.stdin is None:
         raise ValueError("stdin is closed; give a file with --input")
-    yield _decoded(sys.stdin.buffer, input_name(path))
+    yield _decode_lines(sys.stdin.buffer, input_name(path))
 
 
 @contextmanager
-def output_stream(path: Path | None) -> Iterator[IO[str]]:
+def open_output(path: Path | None) -> Iterator[IO[str]]:
     """Open a file that appears when all is written, or stdout (`-` or None)."""
     if path is not None and path != STANDARD:
         with (
@@ -80,16 +78,16 @@ def output_stream(path: Path | None) -> Iterator[IO[str]]:
     yield sys.stdout
 
 
-def interruptible_output(path: Path | None) -> AbstractContextManager[None]:
+def report_interrupted_output(path: Path | None) -> AbstractContextManager[None]:
     """On Ctrl-C, print what became of the output and exit with 130."""
     written = path is None or path == STANDARD
-    return interruptible("the lines above are done" if written else f"{path} was not written")
+    return report_interrupt("the lines above are done" if written else f"{path} was not written")
 
 
-def chunks(lines: Iterator[str], size: int = CHUNK) -> Iterator[list[str]]:
+def read_chunks(lines: Iterator[str], size: int = CHUNK) -> Iterator[list[str]]:
     """Yield lines in lists of at most `size`.
 
-    >>> list(chunks(iter("abc"), 2))
+    >>> list(read_chunks(iter("abc"), 2))
     [['a', 'b'], ['c']]
     """
     while chunk := list(islice(lines, size)):
@@ -112,17 +110,17 @@ class Speed:
 def stream(source: Path | None, target: Path | None, work: Callable[[list[str]], Iterator[str]]) -> None:
     """Write the results of `work` for each chunk of lines as soon as they are there."""
     speed = Speed()
-    with input_lines(source) as lines, output_stream(target) as output:
-        for chunk in chunks(lines):
+    with open_input(source) as lines, open_output(target) as output:
+        for chunk in read_chunks(lines):
             output.writelines(f"{line}\n" for line in work(chunk))
             output.flush()
             speed.add(len(chunk))
 
 
-def columns(line: str, number: int, count: int, what: str) -> list[str]:
+def split_columns(line: str, number: int, count: int, what: str) -> list[str]:
     """Split a line at tabs; raise unless it has this many columns.
 
-    >>> columns("a dog\\tein Hund", 1, 2, "source and target")
+    >>> split_columns("a dog\\tein Hund", 1, 2, "source and target")
     ['a dog', 'ein Hund']
     """
     cells = line.split("\t")
@@ -133,21 +131,21 @@ def columns(line: str, number: int, count: int, what: str) -> list[str]:
     return cells
 
 
-def without_line_ends(text: str) -> str:
+def remove_line_ends(text: str) -> str:
     """Return a text with spaces for line ends, which a model that spells with bytes can produce.
 
-    >>> without_line_ends("a\\r\\nb")
+    >>> remove_line_ends("a\\r\\nb")
     'a b'
     """
     return re.sub(r"[\r\n]+", " ", text)
 
 
-def one_cell(text: str) -> str:
+def collapse_spaces(text: str) -> str:
     """Return a text that is one cell of a table: white space becomes single spaces."""
     return " ".join(text.split())
 
 
-def _decoded(source: IO[bytes], name: str) -> Iterator[str]:
+def _decode_lines(source: IO[bytes], name: str) -> Iterator[str]:
     number = 0
     try:
         for number, line in enumerate(data_lines.bounded_lines(source, name), 1):

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from diffwindow.cli.data import list_corpora
-from diffwindow.cli.errors import check_folder, training_errors
+from diffwindow.cli.errors import check_folder, report_training_errors
 from diffwindow.cli.library import (
     data_corpora,
     reproduce_tables,
@@ -83,7 +83,7 @@ def train(
         )
     is_run = (Path(preset) / training_config.RUN_CONFIG).is_file()
     folder = Path(preset) if is_run else default_folder(config.name, config.attention, config.train.seed)
-    with training_errors():
+    with report_training_errors():
         training_run.train(config, out or folder, resume=resume is Resume.auto)
 
 

@@ -24,10 +24,10 @@ from diffwindow.cli.streams import (
     InputFile,
     OutputFile,
     Speed,
-    input_lines,
-    interruptible_output,
-    output_stream,
-    without_line_ends,
+    open_input,
+    open_output,
+    remove_line_ends,
+    report_interrupted_output,
 )
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def translate(
     Several processes share the work: torchrun --nproc-per-node 2 -m diffwindow translate …
     """
     with (
-        interruptible_output(output),
+        report_interrupted_output(output),
         # ranks exchange texts and numbers here, never tensors on a GPU
         training_distributed.connected("cpu") as world,
         processes.sharing(),
@@ -73,8 +73,8 @@ def translate(
             lines: Iterator[str] = iter(())
             target: IO[str] | None = None
             if world.main:
-                lines = stack.enter_context(input_lines(input))
-                target = stack.enter_context(output_stream(output))
+                lines = stack.enter_context(open_input(input))
+                target = stack.enter_context(open_output(output))
         _stream(_chunks(lines, world, 1 if interactive else CHUNK), target, model, decoding)
 
 
@@ -104,7 +104,7 @@ def _stream(
             if best[0].pieces > 1:
                 print(f"line {number} is long: translated in {best[0].pieces} pieces", file=sys.stderr)
             for one in best:
-                text = without_line_ends(one.text)
+                text = remove_line_ends(one.text)
                 target.write(
                     f"{number} ||| {text} ||| {one.score:.4f}\n" if decoding.n_best > 1 else f"{text}\n"
                 )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from diffwindow.cli.errors import interruptible, warnings_as_sentences
+from diffwindow.cli.errors import report_interrupt, report_warnings
 from diffwindow.cli.library import (
     evaluation_windows,
     files,
@@ -26,7 +26,7 @@ from diffwindow.cli.library import (
     view_payload,
 )
 from diffwindow.cli.options import Device, RunFolder, check_partners
-from diffwindow.cli.streams import input_lines
+from diffwindow.cli.streams import open_input
 from diffwindow.extras import require
 
 if TYPE_CHECKING:
@@ -131,21 +131,21 @@ def view(
     if serve:
         _serve(trained, other, host=host, port=port)
         return
-    with interruptible("nothing was written"):
+    with report_interrupt("nothing was written"):
         if statistics is not None:
-            examples = islice(_corpus(trained, run, data, statistics), limit)
+            examples = islice(_read_corpus(trained, run, data, statistics), limit)
             title = f"{run}: {statistics}"
             _statistics(trained, examples, figures, tolerance=tolerance, title=title, as_json=as_json)
             return
-        example = _example(trained, run, data, text=text, target=target, split=split, row=row)
+        example = _read_example(trained, run, data, text=text, target=target, split=split, row=row)
         _write(
             trained,
             other,
             example,
-            _checkpoints(run) if checkpoints else {},
+            _find_checkpoints(run) if checkpoints else {},
             out=out,
             figures=figures,
-            place=(role, layer, _head(head)),
+            place=(role, layer, _parse_head(head)),
         )
 
 
@@ -155,7 +155,7 @@ def _check_endings(paths: dict[str, Path | None]) -> None:
             raise ValueError(f"{path} does not end in {ending}")
 
 
-def _head(text: str) -> Head:
+def _parse_head(text: str) -> Head:
     if text == "mean":
         return "mean"
     if text == "all":
@@ -181,7 +181,7 @@ def _choices(count: int, noun: str) -> str:
     return f"1 {noun}; give 1" if count == 1 else f"{count} {noun}s; give 1 to {count}"
 
 
-def _example(
+def _read_example(
     trained: ModelFolder,
     run: Path,
     data: Path | None,
@@ -202,7 +202,7 @@ def _example(
     return inference_attention.row_example(trained, inference_model.open_store(run, data), split, row)
 
 
-def _checkpoints(run: Path) -> dict[str, Path]:
+def _find_checkpoints(run: Path) -> dict[str, Path]:
     """Return the folders of a run's checkpoints by name, oldest first and evenly spaced."""
     kept = training_checkpoints.Checkpoints(run / training_config.CHECKPOINTS)
     folders = {f"update {update:,}": kept.path(update) for update in kept.updates()}
@@ -230,7 +230,7 @@ def _write(
     )
     if figures:
         _check_place(trace, *place)
-    with warnings_as_sentences():
+    with report_warnings():
         for path in figures:
             trace.draw(path, *place, against=against)
             print(path)
@@ -245,10 +245,10 @@ def _write(
     print(f"{out or PAGE}  {len(page) / 1e6:.2f} MB; open it in a browser")
 
 
-def _corpus(trained: ModelFolder, run: Path, data: Path | None, corpus: str) -> Iterator[Example]:
+def _read_corpus(trained: ModelFolder, run: Path, data: Path | None, corpus: str) -> Iterator[Example]:
     """Read the sentences of a split of the run's corpus, or the lines of a text file."""
     if Path(corpus).is_file():
-        with input_lines(Path(corpus)) as lines:
+        with open_input(Path(corpus)) as lines:
             yield from (inference_attention.text_example(trained, line) for line in lines if line.strip())
         return
     store = inference_model.open_store(run, data)
@@ -269,7 +269,7 @@ def _statistics(
     traces = (inference_attention.trace_example(trained, example) for example in examples)
     rows = evaluation_windows.window_statistics(traces, tolerance=tolerance)
     spans = [view_figures.Span(row.role, row.layer, row.head + 1, row.start, row.end) for row in rows]
-    with warnings_as_sentences():
+    with report_warnings():
         for path in figures:
             view_figures.save_figure(view_figures.span_figure(spans, title=title), path)
     print(

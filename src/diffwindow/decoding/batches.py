@@ -22,7 +22,7 @@ def report_nothing(done: int, total: int) -> None:
     """Show no progress."""
 
 
-def in_batches(
+def map_in_batches(
     lengths: Sequence[NDArray[np.int64]],
     work: Callable[[list[int]], Sequence[R]],
     *,
@@ -31,17 +31,17 @@ def in_batches(
 ) -> list[R]:
     """Call `work` on the indices of similar lengths together; return a result per index, in order.
 
-    Batches are those of `by_batch`.
+    Batches are those of `map_batches`.
     """
     results: dict[int, R] = {}
-    for indices, of_batch in by_batch(
+    for indices, of_batch in map_batches(
         lengths, lambda indices: work(indices.tolist()), max_tokens=max_tokens, progress=progress
     ):
         results |= dict(zip(indices.tolist(), of_batch, strict=True))
     return [results[index] for index in range(len(lengths[0]))]
 
 
-def by_batch(
+def map_batches(
     lengths: Sequence[NDArray[Any]],
     work: Callable[[NDArray[np.int64]], R],
     *,
@@ -54,7 +54,7 @@ def by_batch(
     may share the batches (see `sharing`).
     """
     total, done = len(lengths[0]), 0
-    batches = _batches(lengths, max_tokens)
+    batches = _make_batches(lengths, max_tokens)
 
     def run(indices: NDArray[np.int64]) -> R:
         nonlocal done
@@ -67,7 +67,7 @@ def by_batch(
     return list(zip(batches, each(run, batches), strict=True))
 
 
-def _batches(lengths: Sequence[NDArray[Any]], max_tokens: int) -> list[NDArray[np.int64]]:
+def _make_batches(lengths: Sequence[NDArray[Any]], max_tokens: int) -> list[NDArray[np.int64]]:
     """Return the indices of batches within `max_tokens`, then each longer sequence alone."""
     fitting = TokenBatches(list(lengths), max_tokens=max_tokens, shuffle=False, too_long="drop")
     longest = np.max(np.stack(list(lengths)), axis=0)
@@ -75,10 +75,10 @@ def _batches(lengths: Sequence[NDArray[Any]], max_tokens: int) -> list[NDArray[n
     return [*fitting, *alone[longest[alone].argsort(kind="stable")][:, None]]
 
 
-def padded(rows: Sequence[Sequence[int]], device: str) -> Int[Tensor, "b n"]:
+def pad_rows(rows: Sequence[Sequence[int]], device: str) -> Int[Tensor, "b n"]:
     """Pad token ids on the right to one tensor.
 
-    >>> padded([[5, 2], [7, 8, 2]], "cpu")
+    >>> pad_rows([[5, 2], [7, 8, 2]], "cpu")
     tensor([[5, 2, 0],
             [7, 8, 2]])
     """

@@ -44,13 +44,15 @@ def beam_search(model: Stepper, start: Start, decoding: Decoding | None = None) 
 
 def _rank_together(beam: int, step: Step) -> Candidates:
     """Propose the `beam` best continuations of a sentence, whichever hypotheses they continue."""
-    log_probs, tokens = best_continuations(step, beam)
+    log_probs, tokens = find_best_continuations(step, beam)
     totals = (step.log_probs[..., None] + log_probs).flatten(1)
     best, index = totals.topk(min(beam, totals.shape[-1]))
     return Candidates(index // tokens.shape[-1], tokens.flatten(1).gather(-1, index), best)
 
 
-def best_continuations(step: Step, count: int) -> tuple[Float[Tensor, "s w count"], Int[Tensor, "s w count"]]:
+def find_best_continuations(
+    step: Step, count: int
+) -> tuple[Float[Tensor, "s w count"], Int[Tensor, "s w count"]]:
     """Return the log-probabilities and tokens of the `count` best continuations of each hypothesis.
 
     No more than `count` of one hypothesis can be among the `count` best of a sentence, so the vocabulary

@@ -45,17 +45,17 @@ class Ensemble(nn.Module):
         """Append a token to each hypothesis and return log p of the next."""
         pairs = zip(self.translators(), state.states, strict=True)
         logits = [at_least_fp32(model.step(tokens, own)) for model, own in pairs]
-        return mean_log_probs([each.log_softmax(-1) for each in logits])
+        return average_log_probs([each.log_softmax(-1) for each in logits])
 
     def translators(self) -> list[Translator]:
         """Return the models."""
         return [model for model in self.models if isinstance(model, Translator)]
 
 
-def mean_log_probs(log_probs: Sequence[Float[Tensor, "*shape"]]) -> Float[Tensor, "*shape"]:
+def average_log_probs(log_probs: Sequence[Float[Tensor, "*shape"]]) -> Float[Tensor, "*shape"]:
     """Average probabilities: log mean p_m.
 
-    >>> mean_log_probs([torch.tensor([0.2]).log(), torch.tensor([0.6]).log()]).exp()
+    >>> average_log_probs([torch.tensor([0.2]).log(), torch.tensor([0.6]).log()]).exp()
     tensor([0.4000])
     """
     stacked = at_least_fp32(torch.stack(list(log_probs)))

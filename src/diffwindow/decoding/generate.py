@@ -5,7 +5,7 @@ import torch
 from diffwindow.data.tokenizer import Tokenizer, moses_detokenizer
 from diffwindow.decoding import Decoding
 from diffwindow.decoding.beam import decode
-from diffwindow.decoding.search import continuation_start
+from diffwindow.decoding.search import start_continuation
 from diffwindow.models.language_model import LanguageModel
 from diffwindow.models.model import evaluating
 from diffwindow.special_tokens import BOS, EOS
@@ -36,5 +36,5 @@ def continue_text(
     limit = decoding.max_new_tokens or LONGEST
     with evaluating(model) as device:
         prompts = torch.tensor([[opening, *ids]], device=device)
-        (hypotheses,) = decode(model, continuation_start(model, prompts, limit=limit), decoding)
+        (hypotheses,) = decode(model, start_continuation(model, prompts, limit=limit), decoding)
     return [after(tokenizer.decode([*ids, *hypothesis.tokens])) for hypothesis in hypotheses]

@@ -33,11 +33,11 @@ def sample(
         raise ValueError("temperature=0 is beam search; samples need one above 0")
     seeds = range(decoding.seed, decoding.seed + len(start.limits)) if seeds is None else seeds
     count = decoding.n_best
-    propose = partial(_continue_each, _noise(seeds, start.limits, count))
+    propose = partial(_continue_each, _draw_noise(seeds, start.limits, count))
     return search(model, start, propose, decoding, width=count, slots=count)
 
 
-def _noise(seeds: Sequence[int], limits: Int[Tensor, " s"], samples: int) -> Float[Tensor, "s t w"]:
+def _draw_noise(seeds: Sequence[int], limits: Int[Tensor, " s"], samples: int) -> Float[Tensor, "s t w"]:
     """Draw one number in [0, 1) for each sentence, step and path; a sentence's do not depend on others."""
     longest = int(limits.max()) + 1 if len(limits) else 0
     noise = torch.empty(len(limits), longest, samples, dtype=torch.float64)

@@ -45,7 +45,7 @@ class Start:
             )
 
 
-def translation_start(
+def start_translation(
     model: Translator | Ensemble,
     source: Int[Tensor, "s n"],
     source_mask: Bool[Tensor, "s n"] | None = None,
@@ -60,13 +60,13 @@ def translation_start(
     """
     real = source != PAD if source_mask is None else source_mask
     first = torch.full_like(source[:, 0], BOS)
-    limits = length_limits(real.sum(-1), ratio=ratio, extra=extra)
+    limits = limit_lengths(real.sum(-1), ratio=ratio, extra=extra)
     if limit is not None:
         limits = torch.full_like(limits, limit)
     return Start(model.begin(source, source_mask), first, limits)
 
 
-def continuation_start(
+def start_continuation(
     model: LanguageModel,
     prompt: Int[Tensor, "s n"],
     prompt_mask: Bool[Tensor, "s n"] | None = None,
@@ -84,10 +84,10 @@ def continuation_start(
     return Start(model.begin(prompt[:, :-1], prompt_mask), first, torch.full_like(first, limit))
 
 
-def length_limits(lengths: Int[Tensor, " s"], *, ratio: float = 1.2, extra: int = 10) -> Int[Tensor, " s"]:
+def limit_lengths(lengths: Int[Tensor, " s"], *, ratio: float = 1.2, extra: int = 10) -> Int[Tensor, " s"]:
     """Limit each output by its source: ⌊ratio · n⌋ + extra tokens, the end not counted.
 
-    >>> length_limits(torch.tensor([5, 20]))
+    >>> limit_lengths(torch.tensor([5, 20]))
     tensor([16, 34])
     """
     return (lengths * ratio).long() + extra
@@ -123,13 +123,13 @@ def normalize_score(log_prob: float, length: int, length_penalty: float) -> floa
     return log_prob / math.pow(length, length_penalty)
 
 
-def bound(log_prob: float, shortest: int, longest: int, length_penalty: float) -> float:
+def bound_score(log_prob: float, shortest: int, longest: int, length_penalty: float) -> float:
     """Bound the score of all that can grow from a prefix.
 
     log p ≤ 0 only falls as the prefix grows, and length^α is monotone, so the best score that any of its
     completions can have is that of log p at one of the two extreme lengths, whatever the sign of α.
 
-    >>> bound(-8.0, 4, 16, 0.5), bound(-8.0, 4, 16, 0.0), bound(-8.0, 4, 16, -0.5)
+    >>> bound_score(-8.0, 4, 16, 0.5), bound_score(-8.0, 4, 16, 0.0), bound_score(-8.0, 4, 16, -0.5)
     (-2.0, -8.0, -16.0)
     """
     return max(normalize_score(log_prob, length, length_penalty) for length in (shortest, longest))
@@ -180,8 +180,8 @@ def search(
 
     A sentence begins with `width` equal hypotheses and has `slots` slots. At each step its candidates take
     the slots left, best first; one that ends keeps its slot for good. A sentence is done when no slot is
-    open, or when no open hypothesis can still score above its `n_best` finished ones (see `bound`); it then
-    leaves the batch.
+    open, or when no open hypothesis can still score above its `n_best` finished ones (see `bound_score`); it
+    then leaves the batch.
     """
     results = [_Finished(limit, decoding.length_penalty, decoding.n_best) for limit in start.limits.tolist()]
     running, state, limits, device = results, start.state, start.limits, start.first.device
@@ -203,7 +203,7 @@ def search(
         rows = [row for row, best in enumerate(best_open) if not running[row].is_settled(best, length)]
         running, kept = [running[row] for row in rows], torch.tensor(rows, dtype=torch.long, device=device)
         parents, tokens, log_probs = _close_ranks(candidates, stays, kept)
-        if not _unchanged(kept, parents, prefixes):
+        if not _is_unchanged(kept, parents, prefixes):
             state.select(kept, parents)
         sentences, limits = sentences[kept], limits[kept]
         prefixes = torch.cat([prefixes[kept[:, None], parents], tokens[..., None]], dim=-1)
@@ -280,7 +280,7 @@ class _Finished:
             return True
         if len(self.hypotheses) < self.n_best:
             return False
-        highest = bound(log_prob, length + 1, self.limit + 1, self.length_penalty)
+        highest = bound_score(log_prob, length + 1, self.limit + 1, self.length_penalty)
         return self.best()[-1].score >= highest
 
 
@@ -303,7 +303,7 @@ def _close_ranks(candidates: Candidates, stays: Bool[Tensor, "s c"], kept: Int[T
     return Candidates(parents, tokens, log_probs.where(stays.gather(-1, order), -torch.inf))
 
 
-def _unchanged(
+def _is_unchanged(
     kept: Int[Tensor, " s2"], parents: Int[Tensor, "s2 w2"], prefixes: Int[Tensor, "s w t"]
 ) -> bool:
     """Return whether every hypothesis goes on where it is, so that no cache needs to move."""

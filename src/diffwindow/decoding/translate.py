@@ -7,10 +7,10 @@ import numpy as np
 
 from diffwindow.data.tokenizer import Tokenizer, moses_detokenizer
 from diffwindow.decoding import Decoding
-from diffwindow.decoding.batches import ReportDone, in_batches, padded, report_nothing
+from diffwindow.decoding.batches import ReportDone, map_in_batches, pad_rows, report_nothing
 from diffwindow.decoding.beam import decode
 from diffwindow.decoding.ensemble import Ensemble
-from diffwindow.decoding.search import Hypothesis, normalize_score, translation_start
+from diffwindow.decoding.search import Hypothesis, normalize_score, start_translation
 from diffwindow.models.model import evaluating
 from diffwindow.models.translator import Translator
 from diffwindow.special_tokens import EOS
@@ -126,15 +126,15 @@ def _decode_all(
     lengths = np.array([len(source) + 1 for source in sources], np.int64)
 
     def decode_batch(indices: list[int]) -> list[list[Hypothesis]]:
-        start = translation_start(
+        start = start_translation(
             model,
-            padded([[*sources[index], EOS] for index in indices], device),
+            pad_rows([[*sources[index], EOS] for index in indices], device),
             limit=decoding.max_new_tokens,
         )
         return decode(model, start, decoding, seeds=[seeds[index] for index in indices])
 
     with evaluating(model) as device:
-        return in_batches([lengths], decode_batch, max_tokens=decoding.max_tokens, progress=progress)
+        return map_in_batches([lengths], decode_batch, max_tokens=decoding.max_tokens, progress=progress)
 
 
 def _join(pieces: list[list[Hypothesis]], tokenizer: Tokenizer, decoding: Decoding) -> list[Output]:

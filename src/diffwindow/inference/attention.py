@@ -9,7 +9,7 @@ import torch
 from diffwindow.data.store import Store
 from diffwindow.decoding import Decoding
 from diffwindow.decoding.beam import beam_search
-from diffwindow.decoding.search import length_limits, translation_start
+from diffwindow.decoding.search import limit_lengths, start_translation
 from diffwindow.evaluation.windows import GOLD_COLUMNS, has_gold_windows
 from diffwindow.models.classifier import Classifier
 from diffwindow.models.model import evaluating
@@ -75,7 +75,7 @@ def complete(trained: ModelFolder, example: Example, decoding: Decoding = DECODI
         return example
     with evaluating(model) as device:
         source = torch.tensor([[*example.ids, EOS]], device=device)
-        start = translation_start(model, source)
+        start = start_translation(model, source)
         searched = Decoding(beam=decoding.beam, length_penalty=decoding.length_penalty)
         ((best,),) = beam_search(model, start, searched)
     return replace(example, target=list(best.tokens))
@@ -118,7 +118,7 @@ def translation_steps(trained: ModelFolder, example: Example) -> Iterator[tuple[
     labels, written = tokenizer.tokens([*example.ids, EOS]), list[int]()
     with evaluating(model) as device:
         source = torch.tensor([[*example.ids, EOS]], device=device)
-        limit = int(length_limits(torch.tensor([source.shape[1]])))
+        limit = int(limit_lengths(torch.tensor([source.shape[1]])))
         state, token = model.begin(source), torch.tensor([[BOS]], device=device)
     while len(written) < limit:
         with evaluating(model), capture(model) as trace:

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from diffwindow.data.store import Store
 from diffwindow.data.tokenizer import Tokenizer
 from diffwindow.decoding import Decoding
-from diffwindow.decoding.batches import ReportDone, in_batches, padded, report_nothing
-from diffwindow.decoding.ensemble import Ensemble, mean_log_probs
+from diffwindow.decoding.batches import ReportDone, map_in_batches, pad_rows, report_nothing
+from diffwindow.decoding.ensemble import Ensemble, average_log_probs
 from diffwindow.decoding.generate import GENERATION, continue_text
 from diffwindow.decoding.translate import Output, translate_texts
 from diffwindow.evaluation.evaluate import Evaluation, evaluate_model
@@ -167,7 +167,7 @@ class LoadedModel:
         rows = [[*ids, EOS][:limit] for ids in self.members[0].encode(_texts(texts), "text")]
 
         def work(indices: list[int]) -> list[Prediction]:
-            logits = model(padded([rows[index] for index in indices], device))
+            logits = model(pad_rows([rows[index] for index in indices], device))
             return [_prediction(names, row) for row in logits.float().softmax(-1).tolist()]
 
         with evaluating(model) as device:
@@ -194,10 +194,10 @@ class LoadedModel:
 
         def work(indices: list[int]) -> list[Score]:
             chosen = [rows[index] for index in indices]
-            sources = [padded([field[index] for index in indices], device) for field in read]
-            tokens = padded([[opening, *ids] for ids in chosen], device)
-            labels = padded([[*ids, EOS] for ids in chosen], device)
-            log_probs = mean_log_probs(
+            sources = [pad_rows([field[index] for index in indices], device) for field in read]
+            tokens = pad_rows([[opening, *ids] for ids in chosen], device)
+            labels = pad_rows([[*ids, EOS] for ids in chosen], device)
+            log_probs = average_log_probs(
                 [
                     token_log_probs(one.hidden(*sources, tokens), one.embedding.weight, labels)
                     for one in models
@@ -280,7 +280,7 @@ def _by_length(
     if not fields[0]:
         return []
     lengths = [np.array([len(row) + 1 for row in field], np.int64) for field in fields]
-    return in_batches(lengths, work, max_tokens=MAX_TOKENS, progress=progress)
+    return map_in_batches(lengths, work, max_tokens=MAX_TOKENS, progress=progress)
 
 
 def _prediction(names: Sequence[str], probabilities: Sequence[float]) -> Prediction:

@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from diffwindow.data.store import Store
-from diffwindow.decoding.batches import by_batch
+from diffwindow.decoding.batches import map_batches
 from diffwindow.models.config import ModelConfig
 from diffwindow.progress import SILENT, Progress
 from diffwindow.tasks.entries import TaskOptions, corpus_fields, entry_of, load_named
@@ -112,10 +112,10 @@ def sweep(
 ) -> list[tuple[np.ndarray, R]]:
     """Work on every example of a split once, shortest first; return the indices and the result of each batch.
 
-    Batches are those of `by_batch`.
+    Batches are those of `map_batches`.
     """
     stage = "validation" if split == "valid" else "evaluation"
-    return by_batch(
+    return map_batches(
         task.lengths(split),
         lambda indices: work(indices, task.collate(split, indices).to(device)),
         max_tokens=max_tokens,
