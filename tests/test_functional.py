@@ -123,6 +123,15 @@ def test_each_sequence_has_its_own_origin():
     assert sums.squeeze().tolist() == [[0.5, 0.5, 1, 1], [0.25, 0.75, 0.75, 1]]
 
 
+@pytest.mark.parametrize("origin", [2**63 - 1, -(2**63)])
+def test_a_far_origin_is_that_of_the_same_grid(origin):
+    """The distance of a key from it is no number of 64 bits."""
+    for far, near in zip(
+        f.segment_bounds(7, 5, tensor([origin])), f.segment_bounds(7, 5, tensor([origin % 5])), strict=True
+    ):
+        assert torch.equal(far, near)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
 def test_boundaries_are_fp32_at_least(dtype):
     q = torch.randn(2, 3, 4).to(dtype)
@@ -219,15 +228,20 @@ def test_normalised_weights_of_a_window_too_small_to_divide_by():
         (lambda x: f.soft_window(x.tolist(), x), "phi_left is of type list; pass a torch.Tensor"),
         (lambda x: f.rightward(x.long()), "phi is torch.int64; pass torch.float32"),
         (lambda x: f.leftward(x, segment_size=True), "segment_size=True is not an integer"),
+        (lambda x: f.soft_window(x, x, segment_origin=[0]), "segment_origin is of type list"),
+        (lambda x: f.segment_bounds("3", 2), "num_keys='3' is not an integer"),
+        (lambda x: f.kept_weights((3,), 0.5, 7), "seed is of type int; pass a torch.Tensor"),
         (lambda x: f.discrete_window(1.5, 3, 5), "left=1.5 is not an integer"),
         (lambda x: f.boundary(x, x, mask=x), "mask is torch.float32; pass a boolean mask"),
         (lambda x: f.scores(x, x, x.sum()), "scale is a tensor"),
         (lambda x: f.multiplicative_weights(x, None), "window is None; pass a torch.Tensor"),
         (lambda x: f.additive_weights(x, x, x, dropout_p=True), "dropout_p=True is not a number"),
         (lambda x: f.attend(x, x.to_sparse()), "pass v.to_dense()"),
+        (lambda x: f.segment_bounds(5, 0), "segment_size=0 is below 1"),
+        (lambda x: f.discrete_window(1, 2, -3), "num_keys=-3 is negative"),
     ],
 )
-def test_arguments_of_a_wrong_type_are_named(compute, message):
-    with pytest.raises(TypeError) as caught:
+def test_wrong_arguments_are_named(compute, message):
+    with pytest.raises((TypeError, ValueError)) as caught:
         compute(torch.ones(4, 4))
     assert message in str(caught.value)

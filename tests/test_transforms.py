@@ -68,6 +68,8 @@ def test_torchs_old_tracer_is_refused():
         torch.jit.trace(WindowAttention(8, 2).eval(), (x, x, x))
     with pytest.raises(RuntimeError, match=r"^torch.jit.trace cannot .*; use torch.export.export$"):
         torch.jit.trace(loss, TENSORS[0])
+    with pytest.raises(RuntimeError, match=r"^torch.jit.script cannot .*; use torch.export.export$"):
+        torch.jit.script(WindowAttention(8, 2))
 
 
 # The run-time shape checks of the tests break graphs, so this runs without them.

@@ -5,6 +5,7 @@ what users pass goes through `check_bool`, `check_number`, `check_whole`, `check
 or a check that is made of them.
 """
 
+import math
 from collections.abc import Callable
 from inspect import Parameter, signature
 from typing import Any, Literal, NamedTuple, TypedDict, TypeVar, cast, get_args
@@ -19,6 +20,7 @@ Expectation = Literal["paper", "exact"]
 EXPECTATIONS: tuple[str, ...] = get_args(Expectation)
 # The types that windows are computed in; half precision is summed in fp32.
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+LONGEST_SEGMENT = 2**31 - 1
 
 
 class Boundaries(NamedTuple):
@@ -154,7 +156,7 @@ def check_options(q: Tensor, k: Tensor, options: Options, *, additive: bool) -> 
     if options.attn_bias is not None:
         check_floats("attn_bias", options.attn_bias)
         _check_broadcast("attn_bias", options.attn_bias, q, k)
-    _check_origin(options.segment_origin, q)
+    check_origin(options.segment_origin, q)
 
 
 def check_window_options(options: Options, *, additive: bool) -> None:
@@ -241,11 +243,13 @@ def check_not_traced() -> None:
 
 
 def check_scale(scale: float | None) -> None:
-    """Raise unless `scale` is a number or None."""
+    """Raise unless `scale` is a finite number or None."""
     if isinstance(scale, Tensor):
         raise TypeError("scale is a tensor, which would have no gradient; multiply the queries by it instead")
     if scale is not None:
         check_number("scale", scale)
+        if isinstance(scale, float) and not math.isfinite(scale):
+            raise ValueError(f"scale={scale} is not finite; leave it out for 1/√width")
 
 
 def check_segment_size(segment_size: int) -> None:
@@ -253,6 +257,10 @@ def check_segment_size(segment_size: int) -> None:
     check_whole("segment_size", segment_size)
     if segment_size < 1:
         raise ValueError(f"segment_size={segment_size} is below 1, which stands for windows by token")
+    if segment_size > LONGEST_SEGMENT:
+        raise ValueError(
+            f"segment_size={segment_size} is above {LONGEST_SEGMENT}, the most that kernels count"
+        )
 
 
 def check_positive(name: str, value: int) -> None:
@@ -260,6 +268,23 @@ def check_positive(name: str, value: int) -> None:
     check_whole(name, value)
     if value < 1:
         raise ValueError(f"{name}={value} is not positive")
+
+
+def check_count(name: str, value: int) -> None:
+    """Raise unless `value` is a whole number, zero or more."""
+    check_whole(name, value)
+    if value < 0:
+        raise ValueError(f"{name}={value} is negative")
+
+
+def check_device_name(device: object) -> None:
+    """Raise unless torch knows the device."""
+    try:
+        torch.device(device)  # type: ignore[call-overload]
+    except (RuntimeError, TypeError):
+        raise ValueError(
+            f"device={quote(device)} is not a device of torch; pass one, as 'cpu' or 'cuda'"
+        ) from None
 
 
 def check_dropout(name: str, value: float) -> None:
@@ -295,7 +320,7 @@ def _check_broadcast(name: str, x: Tensor, q: Tensor, k: Tensor) -> None:
         raise ValueError(f"{name} has shape {shape}, which does not broadcast to [b, h, q, k] = {full}")
 
 
-def _check_origin(segment_origin: Tensor | None, q: Tensor) -> None:
+def check_origin(segment_origin: Tensor | None, q: Tensor) -> None:
     """Raise unless the origin is one integer per sequence, on the device of `q`."""
     if segment_origin is None:
         return

@@ -19,9 +19,11 @@ from torch import Tensor
 from diffwindow.checks import (
     EXPECTATIONS,
     Expectation,
+    check_count,
     check_dropout,
     check_floats,
     check_mask,
+    check_origin,
     check_positions,
     check_scale,
     check_segment_size,
@@ -54,7 +56,7 @@ def discrete_window(left: int | Int[Tensor, "..."], right: int | Int[Tensor, "..
     >>> discrete_window(3, 8, 10)
     tensor([0., 0., 0., 1., 1., 1., 1., 1., 1., 0.])
     """
-    check_whole("num_keys", num_keys)
+    check_count("num_keys", num_keys)
     for name, bound in (("left", left), ("right", right)):
         check = check_positions if isinstance(bound, Tensor) else check_whole
         check(name, bound)
@@ -74,8 +76,13 @@ def segment_bounds(
     >>> [bound.tolist() for bound in segment_bounds(5, 2)]
     [[0, 0, 2, 2, 4], [1, 1, 3, 3, 4]]
     """
+    check_count("num_keys", num_keys)
+    check_segment_size(segment_size)
+    if origin is not None:
+        check_positions("origin", origin)
     position = torch.arange(num_keys, device=None if origin is None else origin.device)
-    start = 0 if origin is None else origin[..., None]
+    # of the grids that are the same, the one whose start cannot overflow
+    start = 0 if origin is None else origin[..., None].long() % segment_size
     first = start + (position - start).div(segment_size, rounding_mode="floor") * segment_size
     return first.clamp(min=0), (first + segment_size - 1).clamp(max=num_keys - 1)
 
@@ -92,6 +99,7 @@ def rightward(
     """
     check_floats("phi", phi)
     check_segment_size(segment_size)
+    check_origin(segment_origin, phi)
     prefix = phi.cumsum(-1)
     if segment_size == 1:
         return prefix
@@ -109,6 +117,7 @@ def leftward(
     """
     check_floats("phi", phi)
     check_segment_size(segment_size)
+    check_origin(segment_origin, phi)
     suffix = phi.flip(-1).cumsum(-1).flip(-1)
     if segment_size == 1:
         return suffix
@@ -317,6 +326,7 @@ def kept_weights(
 
     The kernels keep the same ones, so that a result does not depend on the implementation.
     """
+    check_positions("seed", seed)
     *rows, num_keys = shape
     row = torch.arange(math.prod(rows), device=seed.device).view(*rows, 1)
     bits = _mix64(seed ^ _mix64(row))
@@ -364,6 +374,6 @@ def _segment_bounds_of(
 ) -> tuple[Tensor, Tensor]:
     """Return `segment_bounds` in the shape of `phi`, whose first dimension `origin` runs along."""
     if origin is not None:
-        origin = origin.to(phi.device).view(-1, *[1] * (phi.dim() - 2))
+        origin = origin.view(-1, *[1] * (phi.dim() - 2))
     first, last = segment_bounds(phi.shape[-1], segment_size, origin)
     return first.to(phi.device).expand_as(phi), last.to(phi.device).expand_as(phi)

@@ -556,6 +556,7 @@ def test_in_torchs_decoder(window):
         ),
         ({"dropout": -0.1}, ValueError, "dropout=-0.1 is not a probability"),
         ({"impl": "gpu"}, ValueError, "impl='gpu' is not one of"),
+        ({"device": "gpu"}, ValueError, "device='gpu' is not a device of torch; pass one, as 'cpu'"),
     ],
 )
 @pytest.mark.usefixtures("unchecked")

@@ -277,6 +277,7 @@ class TestOtherCallsGoTheirUsualWay:
             ("segment_size", True), ("segment_size", 2.0), ("segment_size", 0), ("attn_mask", torch.ones(9)),
             ("attn_bias", torch.ones(9, dtype=torch.bool)), ("dropout_p", math.nan), ("expectation", "exect"),
             ("window_tolerance", 1.0), ("window_tolerance", math.nan), ("is_causal", None), ("scale", "1"),
+            ("scale", math.nan), ("segment_size", 2**63),
         ],
     )  # fmt: skip
     def test_options_that_are_wrong(self, name, value):

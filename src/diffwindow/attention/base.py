@@ -78,6 +78,10 @@ class StackedAttention(nn.Module):
         # not that of a kind, whose own parameters are not there yet
         StackedAttention.reset_parameters(self)
 
+    def __prepare_scriptable__(self) -> None:
+        """Raise when torch.jit.script begins, which cannot compile all that is done here."""
+        raise RuntimeError("torch.jit.script cannot compile our attention; use torch.export.export")
+
     def reset_parameters(self) -> None:
         """Initialise: Xavier-uniform weights and zero biases."""
         self.init_projections(self.init)

@@ -22,6 +22,7 @@ from diffwindow.checks import (
     Options,
     WindowOptions,
     check_bool,
+    check_device_name,
     check_float_type,
     check_floats,
     check_not_traced,
@@ -108,6 +109,8 @@ class WindowAttention(StackedAttention, WindowModule):
         check_bool("batch_first", batch_first)
         if dtype is not None:
             check_float_type("dtype", dtype)
+        if device is not None:
+            check_device_name(device)
         check_heads(embed_dim, num_heads)
         head_dim = embed_dim // num_heads
         boundary_dim = head_dim if boundary_dim is None else boundary_dim

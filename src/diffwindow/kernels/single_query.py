@@ -3,12 +3,13 @@
 The registered operator takes longer in Python than attention to a few keys does.
 """
 
+import math
 import struct
 
 import torch
 from torch import Tensor
 
-from diffwindow.checks import EXPECTATIONS, Boundaries, Options, window_threshold
+from diffwindow.checks import EXPECTATIONS, LONGEST_SEGMENT, Boundaries, Options, window_threshold
 from diffwindow.kernels import build, cpu
 
 # The C++ `SingleQuery`, eight bytes per field; a view is its address, its sizes and its strides.
@@ -55,7 +56,8 @@ def _served(dtype: torch.dtype, options: Options) -> bool:
         # others raise an error, or are traced
         and type(options.is_causal) is type(options.normalize) is bool
         and type(options.segment_size) is int
-        and (options.scale is None or type(options.scale) is float)
+        and options.segment_size <= LONGEST_SEGMENT
+        and (options.scale is None or (type(options.scale) is float and math.isfinite(options.scale)))
         and type(options.window_tolerance) is type(options.dropout_p) is float
         and 0 <= options.window_tolerance < 1
         and options.expectation in EXPECTATIONS

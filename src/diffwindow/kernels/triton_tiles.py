@@ -184,9 +184,8 @@ def place_of(p, index):
     head = (index % p.shape.heads).to(tl.int64)
     start = 0
     if p.origin is not None:
-        origin = tl.load(p.origin + batch).to(tl.int32)
         # The grid's last line at or before key 0, with a remainder that is never negative.
-        past = origin % p.shape.segment_size
+        past = (tl.load(p.origin + batch) % p.shape.segment_size).to(tl.int32)
         past = tl.where(past < 0, past + p.shape.segment_size, past)
         start = tl.where(past > 0, past - p.shape.segment_size, 0)
     return Place(batch, head, start)
