@@ -4,7 +4,7 @@
 
 A gain whose report holds an interval over seeds and test examples is shown with it. Older reports hold the
 accuracy of each seed and the number of test examples: their interval takes the examples of two rows as
-independent, and is too wide (`interval_from_figures`). Other figures have no interval.
+independent, and is too wide (`interval_from_scores`). Other figures have no interval.
 """
 
 import json
@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
-from diffwindow.evaluation.intervals import Interval, gain_interval, interval_from_figures
-from diffwindow.tasks.metrics import FIGURES, load_outcomes
+from diffwindow.evaluation.intervals import Interval, gain_interval, interval_from_scores
+from diffwindow.tasks.metrics import METRICS, load_outcomes
 
 HERE = Path(__file__).parent
 ROTARY = "+positions=rotary"
@@ -107,15 +107,15 @@ def _gain(claim: Claim, key: str) -> dict[str, Any]:
     row, base = rows[key], column["rows"][0] if claim.base is None else rows[claim.base]
     seeds = sorted(row["by_seed"].keys() & base["by_seed"].keys())
     values, others = ([one["by_seed"][seed] for seed in seeds] for one in (row, base))
-    sign = -1.0 if column["metric"] == "perplexity" else 1.0
+    sign = METRICS[column["metric"]].sign
     reach = None
     if claim.base is not None:
-        reach = _paired(claim, key, seeds, column["metric"], sign).reach
+        reach = _paired(claim, key, seeds, column["metric"]).reach
     elif row.get("interval"):
         reach = row["interval"]["reach"]
     elif column["metric"] == "accuracy":
         examples = sum(size for _, size in row["groups"]["by_length"].values())
-        reach = interval_from_figures(values, others, examples).reach
+        reach = interval_from_scores(values, others, examples).reach
     return {
         "task": claim.task,
         "attention": _name(row) + (f" over {_name(base)}" if claim.base else ""),
@@ -125,11 +125,11 @@ def _gain(claim: Claim, key: str) -> dict[str, Any]:
     }
 
 
-def _paired(claim: Claim, key: str, seeds: list[str], metric: str, sign: float) -> Interval:
+def _paired(claim: Claim, key: str, seeds: list[str], metric: str) -> Interval:
     """Compute the interval of two rows that the report does not compare, from its outcomes."""
     outcomes = load_outcomes(HERE / claim.report / f"outcomes-{claim.column}.npz")
     ours, theirs = (np.stack([outcomes[f"{row}/{seed}"] for seed in seeds]) for row in (key, str(claim.base)))
-    return gain_interval(ours, theirs, lambda totals: sign * FIGURES[metric](totals))
+    return gain_interval(ours, theirs, METRICS[metric].gain)
 
 
 def _name(row: dict[str, Any]) -> str:

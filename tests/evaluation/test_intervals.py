@@ -14,7 +14,7 @@ from diffwindow.evaluation.intervals import (
     agreeing_pairs,
     difference,
     gain_interval,
-    interval_from_figures,
+    interval_from_scores,
     mcnemar,
     student_quantile,
     summary,
@@ -194,15 +194,15 @@ def test_an_interval_without_outcomes_is_wider_than_one_with_them():
     hard = rng.random(1000) < 0.3
     ours, base = (~hard & (rng.random((3, 1000)) < rate) for rate in (0.99, 0.95))
     paired = gain_interval(terms_of(ours), terms_of(base), accuracy_of)
-    alone = interval_from_figures(100 * ours.mean(1), 100 * base.mean(1), 1000)
+    alone = interval_from_scores(100 * ours.mean(1), 100 * base.mean(1), 1000)
     assert alone.gain == pytest.approx(paired.gain)
     assert alone.reach > paired.reach
     # 50 % against 50 %, each ± 1.96 · √(0.25/n): together √2 of it
-    assert interval_from_figures([50.0], [50.0], 10_000).reach == pytest.approx(1.96 * 0.5 * 2**0.5, rel=1e-3)
+    assert interval_from_scores([50.0], [50.0], 10_000).reach == pytest.approx(1.96 * 0.5 * 2**0.5, rel=1e-3)
 
 
 def test_accuracies_on_endless_examples_leave_student_s_interval():
-    found = interval_from_figures([81.0, 82.0, 84.0], [80.0, 80.0, 80.0], 10**12)
+    found = interval_from_scores([81.0, 82.0, 84.0], [80.0, 80.0, 80.0], 10**12)
     assert found.reach == pytest.approx(4.3027 * stats.sem([1.0, 2.0, 4.0]), rel=1e-4)
 
 

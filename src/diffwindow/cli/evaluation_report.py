@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from diffwindow.cli.errors import shorten
+from diffwindow.cli.library import tasks_metrics
 
 # the length of a text, and the distance from subject to verb
 RANGES = {"by_length": "length", "by_distance": "distance"}
@@ -23,13 +24,14 @@ def format_report(report: dict[str, Any]) -> Iterator[str]:
         yield from format_metrics(other["metrics"])
         yield "difference, first minus second"
         for name, values in other["comparison"].items():
-            # accuracies are fractions, and shown in per cent
-            points = 100 if name == "accuracy" else 1
-            shown = {key: points * value if key == "difference" else value for key, value in values.items()}
-            figures = ", ".join(
-                _format_score(key, value) for key, value in shown.items() if key != "signature"
+            metric = tasks_metrics.METRICS.get(name)
+            scales = {"difference": metric.scale if metric else 1.0}
+            numbers = (
+                _format_score(key, scales.get(key, 1.0) * value)
+                for key, value in values.items()
+                if key != "signature"
             )
-            yield f"  {name:20} {figures}{_format_signature(values)}"
+            yield f"  {name:20} {', '.join(numbers)}{_format_signature(values)}"
 
 
 def format_metrics(metrics: dict[str, Any]) -> Iterator[str]:

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from diffwindow.reproduce import scales as reproduce_scales
     from diffwindow.reproduce import tables as reproduce_tables
     from diffwindow.tasks import entries as tasks_entries
+    from diffwindow.tasks import metrics as tasks_metrics
     from diffwindow.tasks import model_folder as tasks_model_folder
     from diffwindow.tasks import presets as tasks_presets
     from diffwindow.training import checkpoints as training_checkpoints

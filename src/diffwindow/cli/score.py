@@ -76,7 +76,7 @@ def score(
             stream(input, output, work)
             return
         if input or output or tokens:
-            raise ValueError("--pairs prints one figure; leave --input, --output and --tokens out")
+            raise ValueError("--pairs prints one number; leave --input, --output and --tokens out")
         right, total = _compare(model, pairs, translates=translates)
         report = {"accuracy": right / total, "correct": right, "total": total}
         print(

@@ -160,21 +160,21 @@ class Interval:
 def gain_interval(
     terms: NDArray[np.number],
     base: NDArray[np.number],
-    figure: Callable[[Array], Array],
+    compute: Callable[[Array], Array],
     *,
     replicates: int = REPLICATES,
     seed: int = 0,
 ) -> Interval:
-    """Return the interval of figure(terms) − figure(base), where both are [seeds, examples, terms].
+    """Return the interval of compute(terms) − compute(base), where both are [seeds, examples, terms].
 
-    `figure` maps totals over examples, [..., terms], to values. Row s of both has the same seed, and column i
-    the same example.
+    `compute` maps totals over examples, [..., terms], to values. Row s of both has the same seed,
+    and column i the same example.
     """
     if terms.shape != base.shape or terms.ndim != 3:
         raise ValueError(f"outcomes of shapes {terms.shape} and {base.shape} cannot be paired")
     seeds, examples, _ = terms.shape
-    gains = figure(terms.sum(1, dtype=np.float64)) - figure(base.sum(1, dtype=np.float64))
-    drawn = _resample(terms, base, figure, replicates, np.random.default_rng(seed))
+    gains = compute(terms.sum(1, dtype=np.float64)) - compute(base.sum(1, dtype=np.float64))
+    drawn = _resample(terms, base, compute, replicates, np.random.default_rng(seed))
     from_examples = float(drawn.mean(1).var(ddof=1))
     if seeds == 1:
         degrees = float(max(examples - 1, 1))
@@ -193,7 +193,7 @@ def gain_interval(
     return Interval(float(gains.mean()), reach, from_seeds**0.5, from_examples**0.5, degrees, seeds, examples)
 
 
-def interval_from_figures(values: Sequence[float], base: Sequence[float], examples: int) -> Interval:
+def interval_from_scores(values: Sequence[float], base: Sequence[float], examples: int) -> Interval:
     """Return an interval of a gain in points from each seed's accuracy, in per cent, where outcomes are lost.
 
     The reaches of seeds and examples are added in squares, the seeds' with Student's factor. The examples of
@@ -217,7 +217,7 @@ def interval_from_figures(values: Sequence[float], base: Sequence[float], exampl
 def _resample(
     terms: NDArray[np.number],
     base: NDArray[np.number],
-    figure: Callable[[Array], Array],
+    compute: Callable[[Array], Array],
     replicates: int,
     rng: np.random.Generator,
 ) -> Array:
@@ -230,7 +230,7 @@ def _resample(
         count = min(CHUNK, replicates - start)
         drawn = rng.multinomial(examples, np.full(examples, 1.0 / examples), size=count)
         totals = (drawn.astype(np.float64) @ flat).reshape(count, 2, seeds, width)
-        values = figure(totals)
+        values = compute(totals)
         parts.append(values[:, 0] - values[:, 1])
     return np.concatenate(parts)
 

@@ -13,8 +13,8 @@ from diffwindow.decoding import Decoding
 from diffwindow.decoding.translate import translate
 from diffwindow.models.translator import Translator
 from diffwindow.reproduce.findings import Finding
-from diffwindow.reproduce.table import LEARNING, SHOWN
 from diffwindow.special_tokens import BOS
+from diffwindow.tasks.metrics import METRICS
 from diffwindow.tasks.model_folder import ModelFolder
 from diffwindow.view.capture import capture
 from diffwindow.view.figures import (
@@ -88,10 +88,9 @@ def draw_learning(finding: Finding, path: Path) -> bool:
     panels = [
         LearningPanel(
             title=f"{column['title']} ({finding['scale']}), validation",
-            axis=LEARNING[column["metric"]],
+            axis=METRICS[column["metric"]].learning[1],
             curves={row["label"]: row["learning"] for row in column["rows"]},
-            # the first perplexities are far above the rest
-            log_scale=column["metric"] != "accuracy",
+            log_scale=METRICS[METRICS[column["metric"]].learning[0]].log_scale,
         )
         for column in columns
     ]
@@ -100,8 +99,8 @@ def draw_learning(finding: Finding, path: Path) -> bool:
 
 
 def _gain_panel(column: Finding, scale: str) -> GainPanel:
-    unit, more_is_better = SHOWN[column["metric"]]
-    change = "gain in" if more_is_better else "reduction of"
+    metric = METRICS[column["metric"]]
+    change = "gain in" if metric.more_is_better else "reduction of"
     gains = [
         Gain(
             row["label"],
@@ -113,5 +112,5 @@ def _gain_panel(column: Finding, scale: str) -> GainPanel:
         for row in column["rows"]
         if row["gain"]
     ]
-    axis = f"{change} {unit.replace(', %', ' in points')} against {column['base']}"
+    axis = f"{change} {metric.title.replace(', %', ' in points')} against {column['base']}"
     return GainPanel(f"{column['title']} ({scale})", axis, gains)

@@ -23,8 +23,8 @@ from diffwindow.evaluation.intervals import (
 )
 from diffwindow.reproduce.jobs import FinishedJob, Result, outcomes_of, with_further_tests
 from diffwindow.reproduce.scales import Scale
-from diffwindow.reproduce.table import SHOWN, Column, Row, Table
-from diffwindow.tasks.metrics import FIGURES, Terms
+from diffwindow.reproduce.table import Column, Row, Table
+from diffwindow.tasks.metrics import METRICS, Terms
 from diffwindow.training.config import TrainConfig
 from diffwindow.training.overrides import resolve
 
@@ -124,11 +124,9 @@ def _row(
 ) -> Finding:
     by_seed = results[row.key]
     own, other = ({seed: one["value"] for seed, one in results[key].items()} for key in (row.key, base.key))
-    # a gain above 0 is always better: the gain in perplexity is its reduction
-    _, more_is_better = SHOWN[column.metric]
-    sign = 1.0 if more_is_better else -1.0
+    sign = METRICS[column.metric].sign
     gain = difference(_scale(own, sign), _scale(other, sign)) if row is not base else None
-    interval = _interval(column, gain, terms[row.key], terms[base.key], sign=sign) if gain else None
+    interval = _interval(column, gain, terms[row.key], terms[base.key]) if gain else None
     paper, paper_base = row.paper.get(column.name), base.paper.get(column.name)
     unknown = row is base or paper is None or paper_base is None
     paper_gain = None if unknown else sign * (row.paper[column.name] - base.paper[column.name])
@@ -154,15 +152,14 @@ def _scale(values: Mapping[int, float], factor: float) -> dict[int, float]:
 
 
 def _interval(
-    column: Column, gain: Summary, terms: Mapping[int, Terms], base: Mapping[int, Terms], *, sign: float
+    column: Column, gain: Summary, terms: Mapping[int, Terms], base: Mapping[int, Terms]
 ) -> Interval | None:
     """Return the interval over seeds and examples, if every seed of the gain has its outcomes."""
     seeds = sorted(terms.keys() & base.keys())
     if len(seeds) < gain.count:
         return None
     ours, theirs = (np.stack([side[seed] for seed in seeds]) for side in (terms, base))
-    figure = FIGURES[column.metric]
-    return gain_interval(ours, theirs, lambda totals: sign * figure(totals))
+    return gain_interval(ours, theirs, METRICS[column.metric].gain)
 
 
 def _verdict(gain: Summary | None, interval: Interval | None, paper_gain: float) -> Verdict:
@@ -212,9 +209,9 @@ def _by_update(logs: Sequence[Validations], name: str) -> list[tuple[int, float]
 
 
 def _learning(column: Column, logs: Sequence[Validations]) -> list[tuple[int, float]]:
-    """Return the validations by update: accuracy in per cent, or perplexity."""
-    name, factor = ("accuracy", 100.0) if column.metric == "accuracy" else ("perplexity", 1.0)
-    return [(update, factor * value) for update, value in _by_update(logs, name)]
+    """Return the validations by update, as they are printed."""
+    name, _ = METRICS[column.metric].learning
+    return [(update, METRICS[name].scale * value) for update, value in _by_update(logs, name)]
 
 
 def _outside(logs: Sequence[Validations]) -> list[tuple[int, float, float]]:

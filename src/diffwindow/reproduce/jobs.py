@@ -25,7 +25,7 @@ from diffwindow.processes import end_with_parent, interrupt_workers, leave_termi
 from diffwindow.progress import SILENT, Progress
 from diffwindow.reproduce.scales import Experiment, Scale
 from diffwindow.reproduce.table import Column, Row, Table
-from diffwindow.tasks.metrics import Terms, load_outcomes, save_outcomes
+from diffwindow.tasks.metrics import METRICS, Terms, load_outcomes, save_outcomes
 
 RESULT, OUTCOMES = "result.json", "outcomes.npz"
 LOG = "output.txt"
@@ -130,6 +130,7 @@ def _run(job: Job) -> Result:
     save_outcomes(
         job.folder / OUTCOMES, {split: evaluation.terms for split, evaluation in evaluations.items()}
     )
+    score = METRICS[job.column.metric].score
     return {
         "label": job.row.label,
         "attention": job.row.attention,
@@ -137,31 +138,17 @@ def _run(job: Job) -> Result:
         "seed": job.seed,
         "settings": list(arguments_of(job)),
         "corpus": corpus_hashes(store.manifest),
-        "value": figure(job.column, metrics[job.column.split]),
-        "valid": figure(job.column, metrics["valid"]),
+        "value": score(metrics[job.column.split]),
+        "valid": score(metrics["valid"]),
         "split": job.column.split,
         "metrics": metrics[job.column.split],
-        "also": {
-            split: {"value": figure(job.column, metrics[split]), "metrics": metrics[split]} for split in also
-        },
+        "also": {split: {"value": score(metrics[split]), "metrics": metrics[split]} for split in also},
         "parameters": trained.model.config.count_parameters(),
         "updates": verify(job.folder / MODEL)["update"],
         "updates_per_s": _speed(job.folder),
         "seconds_of_last_start": round(time.monotonic() - started, 1),
         "nice": os.nice(0),
     }
-
-
-def figure(column: Column, metrics: Result) -> float:
-    """Return the number that a table shows: BLEU, the accuracy in per cent, the perplexity.
-
-    >>> figure(Column("sst", "SST-2", "accuracy"), {"accuracy": {"value": 0.8125}})
-    81.25
-    """
-    if column.metric == "accuracy":
-        return 100.0 * float(metrics["accuracy"]["value"])
-    value = metrics[column.metric]
-    return float(value["value"] if isinstance(value, dict) else value)
 
 
 def _speed(folder: Path) -> float | None:
@@ -279,7 +266,7 @@ def with_further_tests(outcomes: Sequence[FinishedJob]) -> list[FinishedJob]:
 
 
 def outcomes_by_column(outcomes: Sequence[FinishedJob]) -> dict[str, dict[str, Terms]]:
-    """Return what each test example added to the figures, by column, then by "row/seed"."""
+    """Return what each test example added to the metric, by column, then by "row/seed"."""
     columns: dict[str, dict[str, Terms]] = {}
     jobs = [outcome.job for outcome in with_further_tests(outcomes) if outcome.result]
     for job in sorted(jobs, key=lambda job: (job.row.key, job.seed)):

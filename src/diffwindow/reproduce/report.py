@@ -8,9 +8,8 @@ from pathlib import Path
 from diffwindow.files import make_folder, write_atomically, write_json
 from diffwindow.reproduce.figures import draw_gains, draw_learning
 from diffwindow.reproduce.findings import FITS, GROUPS, Finding
-from diffwindow.reproduce.table import SHOWN
 from diffwindow.reproduce.tables import PAPER_SPEED, TABLE_4
-from diffwindow.tasks.metrics import Terms, save_outcomes
+from diffwindow.tasks.metrics import METRICS, Terms, save_outcomes
 
 REPORT, JSON, FIGURE = "report.md", "report.json", "figure3.png"
 # each picture: what it shows, and the function that draws it
@@ -67,7 +66,7 @@ def _short(row: Finding) -> str:
 
 
 def _column(column: Finding, scale: str) -> list[str]:
-    name, more_is_better = SHOWN[column["metric"]]
+    metric = METRICS[column["metric"]]
     published = any(row["paper"] is not None for row in column["rows"])
     tested = column["split"] != "valid"
     heads = ["model", "parameters"]
@@ -79,7 +78,7 @@ def _column(column: Finding, scale: str) -> list[str]:
     heads += ["the paper's sign"] if published else []
     lines = [_cells(row, published=published, tested=tested, enough=enough) for row in column["rows"]]
     texts = [
-        f"## {column['title']}: {name}, {'more' if more_is_better else 'less'} is better",
+        f"## {column['title']}: {metric.title}, {'more' if metric.more_is_better else 'less'} is better",
         f"Corpus `{column['corpus']}`; {_evaluated_on(column['split'])}; {column['model']}; gains are over "
         f"{column['base']}, means of the differences by seed, over the seeds that both have; a gain above 0 "
         f"is better. {_about_intervals(column)}",

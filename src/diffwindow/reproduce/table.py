@@ -8,23 +8,11 @@ from typing import Literal, TypeVar
 
 T = TypeVar("T")
 PLAIN = "Global"
-# how a metric is printed, and whether more is better
-SHOWN: dict[str, tuple[str, bool]] = {
-    "bleu": ("BLEU", True),
-    "accuracy": ("accuracy, %", True),
-    "perplexity": ("perplexity by word", False),
-}
-# what a validation during training measures in place of each metric: it has no BLEU, which takes a search
-LEARNING: dict[str, str] = {
-    "bleu": "perplexity by token",
-    "accuracy": "accuracy, %",
-    "perplexity": "perplexity by word",
-}
 
 
 @dataclass(frozen=True)
 class Row:
-    """A model to compare: label, attention, overrides, and the paper's figure for each column."""
+    """A model to compare: label, attention, overrides, and the paper's score for each column."""
 
     label: str
     attention: str = PLAIN
@@ -99,7 +87,7 @@ EN_FR = Column("en-fr", "English-French", "bleu", also=MULTI30K_TESTS)
 SST = Column("sst", "SST-2", "accuracy")
 IMDB = Column("imdb", "IMDB", "accuracy")
 SVA = Column("sva", "subject-verb agreement", "accuracy")
-# no figure of the paper: its test set is another one
+# no score of the paper: its test set is another one
 SVA_SUBSET = Column("sva-subset", "subject-verb agreement, a subset heavy in attractors", "accuracy")
 LM = Column("lm", "language modelling", "perplexity")
 LM_LONG = Column("lm-long", "language modelling in blocks of 1,024 words", "perplexity")

@@ -48,7 +48,7 @@ def count_words(texts: Iterable[str]) -> int:
 
 
 Array = NDArray[np.float64]
-# the terms of each example; figures are functions of their totals
+# what each example adds to a metric, which is a function of the totals
 Terms = NDArray[np.integer | np.floating]
 
 
@@ -80,10 +80,59 @@ def bleu_of(totals: Array) -> Array:
     return np.where(scored, 100.0 * brevity * precision, 0.0)
 
 
-FIGURES: dict[str, Callable[[Array], Array]] = {
-    "accuracy": accuracy_of,
-    "perplexity": perplexity_of,
-    "bleu": bleu_of,
+@dataclass(frozen=True)
+class Metric:
+    """A metric: its name, how it is printed, and which of two values is better.
+
+    `compute` gives the printed value from totals of terms; `scale` turns what a task returns into it.
+    `curve` has name and title of what validations log instead; BLEU would take a search.
+    """
+
+    name: str
+    title: str
+    more_is_better: bool = False
+    compute: Callable[[Array], Array] | None = None
+    scale: float = 1.0
+    curve: tuple[str, str] | None = None
+    # the first perplexities of a training are far above the rest
+    log_scale: bool = False
+
+    @property
+    def learning(self) -> tuple[str, str]:
+        """Name and title of what validations log of it."""
+        return self.curve or (self.name, self.title)
+
+    @property
+    def sign(self) -> float:
+        """The sign that makes a gain positive: that in perplexity is its reduction."""
+        return 1.0 if self.more_is_better else -1.0
+
+    def gain(self, totals: Array) -> Array:
+        """Return the value from totals of terms, negative if less is better."""
+        assert self.compute is not None
+        return self.sign * self.compute(totals)
+
+    def score(self, evaluation: Mapping[str, Any]) -> float:
+        """Return the printed value from what an evaluation returned.
+
+        >>> METRICS["accuracy"].score({"accuracy": {"value": 0.8125}})
+        81.25
+        """
+        value = evaluation[self.name]
+        return self.scale * float(value["value"] if isinstance(value, dict) else value)
+
+
+METRICS = {
+    metric.name: metric
+    for metric in (
+        Metric("loss", "loss"),
+        Metric("nll", "−log p by token"),
+        Metric("perplexity", "perplexity by word", compute=perplexity_of, log_scale=True),
+        Metric("accuracy", "accuracy, %", more_is_better=True, compute=accuracy_of, scale=100.0),
+        Metric(
+            "bleu", "BLEU", more_is_better=True, compute=bleu_of, curve=("perplexity", "perplexity by token")
+        ),
+    )
 }
 
 
@@ -145,7 +194,7 @@ class _Way:
 
 
 def split_compounds(tokenized: str) -> str:
-    """Split words at hyphens as `get_ende_bleu.sh` does, for figures comparable with older papers.
+    """Split words at hyphens as `get_ende_bleu.sh` does, for scores comparable with older papers.
 
     >>> split_compounds("a rich-text format - now")
     'a rich ##AT##-##AT## text format - now'
@@ -177,7 +226,7 @@ def translation_scores(
 def bleu_terms(
     hypotheses: Sequence[str], references: Sequence[str], *, language: str | None
 ) -> NDArray[np.int32]:
-    """Return what each sentence adds to `bleu`: lengths, matches and n-grams, for `outcomes.bleu_of`."""
+    """Return what each sentence adds to `bleu`: lengths, matches and n-grams, for `bleu_of`."""
     both = _composed(hypotheses, references)
     # the option changes only the score of a sentence, which is not used, and keeps sacreBLEU from warning
     metric = BLEU(effective_order=True, tokenize=_UNSPACED.get(language or ""))

@@ -1,6 +1,5 @@
 """Translation: sentence pairs of a store, and the Translator trained on them."""
 
-import math
 from dataclasses import dataclass, field
 from typing import ClassVar, cast
 
@@ -18,7 +17,7 @@ from diffwindow.models.translator import Translator, TranslatorConfig
 from diffwindow.progress import SILENT, Progress
 from diffwindow.special_tokens import PAD
 from diffwindow.tasks.entries import TaskOptions
-from diffwindow.tasks.metrics import bleu_of, bleu_terms
+from diffwindow.tasks.metrics import bleu_of, bleu_terms, word_perplexity
 from diffwindow.tasks.task import Loss, TensorBatch, sweep
 
 
@@ -82,7 +81,7 @@ class Translation:
                 self, split, device, score, max_tokens=self.options.valid_tokens, progress=progress
             )
         total, nll, units = (sum(column) for column in zip(*(one for _, one in scores), strict=True))
-        metrics = {"loss": total / units, "nll": nll / units, "perplexity": math.exp(min(nll / units, 700.0))}
+        metrics = {"loss": total / units, "nll": nll / units, "perplexity": word_perplexity(nll, units)}
         return metrics | ({"bleu": self.bleu(model, split, progress=progress)} if watch == "bleu" else {})
 
     def bleu(self, model: nn.Module, split: str, *, progress: Progress = SILENT) -> float:

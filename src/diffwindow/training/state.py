@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from diffwindow.evaluation.windows import outside_shares
 from diffwindow.files import check_inside, remove_temporaries
 from diffwindow.progress import Progress
+from diffwindow.tasks.metrics import METRICS
 from diffwindow.tasks.task import B, Task
 from diffwindow.training.checkpoints import Checkpoint, Checkpoints, read_checkpoint
 from diffwindow.training.config import BEST, CHECKPOINTS, CURVES, MODEL, ORIGIN, RUN_CONFIG, TrainConfig
@@ -24,7 +25,6 @@ from diffwindow.training.distributed import World
 from diffwindow.training.failures import TrainingError
 from diffwindow.training.updater import Updater, UpdateResult, load_state_tensors, state_tensors
 
-LOWER_IS_BETTER = ("loss", "nll", "perplexity")
 Metrics = dict[str, float]
 
 
@@ -42,8 +42,8 @@ class Best:
         >>> Best(0.5, 100).after(200, 0.7, "loss")
         Best(value=0.5, update=100, stale=1)
         """
-        lower = any(metric == name or metric.endswith(f"_{name}") for name in LOWER_IS_BETTER)
-        better = self.value is None or (value < self.value if lower else value > self.value)
+        sign = METRICS[metric].sign
+        better = self.value is None or sign * value > sign * self.value
         return (
             Best(value, update)
             if better and math.isfinite(value)
@@ -53,7 +53,7 @@ class Best:
 
 def check_validation(task: Task[B], config: TrainConfig) -> None:
     """Raise before training if the first validation would fail."""
-    if config.watch not in task.metrics:
+    if config.watch not in task.metrics or config.watch not in METRICS:
         raise ValueError(
             f"train.watch={config.watch}: the validation of this task has {', '.join(task.metrics)}"
         )
@@ -80,7 +80,7 @@ def all_finite(metrics: Metrics) -> bool:
 def format_metrics(metrics: Metrics) -> str:
     """Return metrics as they are printed.
 
-    >>> shown({"loss": 1.23456, "accuracy": 0.5})
+    >>> format_metrics({"loss": 1.23456, "accuracy": 0.5})
     'loss 1.235  accuracy 0.5'
     """
     return "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
