@@ -169,10 +169,8 @@ class Run:
         corpus, recorded = _identity(store), read_json(path).get("corpus", {})
         if not isinstance(recorded, dict):
             raise ValueError(f"{path} is damaged: its corpus is {recorded!r}; delete it to go on without")
-        # older runs recorded no labels
-        before = {"labels": corpus["labels"]} | recorded
         for name, what in (("tokenizer", "vocabulary"), ("splits", "text"), ("labels", "list of labels")):
-            if before.get(name) != corpus[name]:
+            if recorded.get(name) != corpus[name]:
                 raise ValueError(
                     f"{store.folder} has another {what} than the corpus that {self.folder} was trained "
                     "on; put that back, or name another corpus or another run folder"

@@ -150,7 +150,8 @@ class TrainState:
 
 def check_state(checkpoint: Checkpoint) -> None:
     """Raise unless a checkpoint holds everything that a run resumes from."""
-    for name in ("update", "batches", "best", "skipped", "scaler", "log", "batches_an_update"):
+    names = ("update", "batches", "best", "skipped", "skipped_in_a_row", "scaler", "validated")
+    for name in (*names, "log", "batches_an_update"):
         if checkpoint.state.get(name) is None:
             raise ValueError(
                 f"{checkpoint.folder} has no {name!r} in its state, so no run can resume from it; "
@@ -173,9 +174,8 @@ def restore_state(checkpoint: Checkpoint, updater: Updater[B], device: str) -> T
         update=state["update"],
         best=Best(**state["best"]),
         skipped=state["skipped"],
-        skipped_in_a_row=state.get("skipped_in_a_row", 0),
-        # an older checkpoint says only whether a signal stopped the validation of its update
-        validated=state.get("validated", 0 if state.get("must_validate") else state["update"]),
+        skipped_in_a_row=state["skipped_in_a_row"],
+        validated=state["validated"],
         # they were checked before they were saved, so their rows are not needed
         pending=[UpdateResult(0, row, torch.empty(0), [], []) for row in sums],
     )
