@@ -45,18 +45,9 @@ __all__ = [
 Impl = Literal["auto", "reference", "cpu", "triton"]
 IMPLS: tuple[str, ...] = get_args(Impl)
 
-# What a call may ask of an implementation, as errors name it. The reference has everything.
-Feature = Literal[
-    "segments",
-    "exact expectation",
-    "dropout",
-    "attn_bias",
-    "gradients of attn_bias",
-    "heads of more than 512 bytes",
-    "transforms of torch.func",
-    "window_tolerance",
-    "normalize",
-]
+# What a call may ask for that some kernels lack, as errors name it. All have the other options, and the
+# reference has everything.
+Feature = Literal["gradients of attn_bias", "heads of more than 512 bytes", "transforms of torch.func"]
 
 
 class Support(NamedTuple):
@@ -64,7 +55,7 @@ class Support(NamedTuple):
 
     devices: tuple[str, ...]
     dtypes: tuple[torch.dtype, ...]
-    features: tuple[Feature, ...]
+    lacks: tuple[Feature, ...]
     # Where it runs too, but only if it is asked for by name.
     on_request: tuple[str, ...] = ()
 
@@ -74,27 +65,12 @@ SUPPORT: dict[Impl, Support] = {
     "cpu": Support(
         devices=("cpu",),
         dtypes=(torch.float32, torch.bfloat16),
-        features=(
-            "segments",
-            "exact expectation",
-            "dropout",
-            "attn_bias",
-            "heads of more than 512 bytes",
-            "window_tolerance",
-            "normalize",
-        ),
+        lacks=("gradients of attn_bias", "transforms of torch.func"),
     ),
     "triton": Support(
         devices=("cuda",),
         dtypes=(torch.float32, torch.bfloat16, torch.float16),
-        features=(
-            "segments",
-            "exact expectation",
-            "dropout",
-            "attn_bias",
-            "window_tolerance",
-            "normalize",
-        ),
+        lacks=get_args(Feature),
         on_request=("cpu",) if triton.interpreted() else (),
     ),
 }
@@ -105,8 +81,9 @@ def support_report() -> dict[str, str]:
     rows = {}
     for impl, support in SUPPORT.items():
         dtypes = ", ".join(str(dtype).removeprefix("torch.") for dtype in support.dtypes)
-        missing = [feature for feature in get_args(Feature) if feature not in support.features]
-        rows[f'impl="{impl}"'] = f"on {', '.join(support.devices)}: {dtypes}; without {', '.join(missing)}"
+        rows[f'impl="{impl}"'] = (
+            f"on {', '.join(support.devices)}: {dtypes}; without {', '.join(support.lacks)}"
+        )
     return rows
 
 
@@ -252,7 +229,7 @@ def _why_not(impl: Impl, dtype: torch.dtype, device: str, needs: tuple[Feature, 
         return f"the tensors are on {device}, not on {' or '.join(devices)}"
     if dtype not in support.dtypes:
         return f"{dtype} is not {' or '.join(str(each) for each in support.dtypes)}"
-    if missing := [feature for feature in needs if feature not in support.features]:
+    if missing := [feature for feature in needs if feature in support.lacks]:
         return f"its kernels do not support {missing[0]}"
     return operator.backend(impl).why_not()
 
@@ -270,18 +247,12 @@ for _constant in (_why_not, _is_transformed):
 
 
 def _needs(widest: int, options: Options) -> tuple[Feature, ...]:
-    """List what a call asks for beyond plain attention by token; its widest head has `widest` bytes."""
+    """List what a call asks for that some kernels lack; its widest head has `widest` bytes."""
     bias = options.attn_bias
     asked: dict[Feature, bool] = {
-        "segments": options.segment_size > 1,
-        "exact expectation": options.expectation == "exact",
-        "dropout": options.dropout_p > 0,
-        "attn_bias": bias is not None,
         "gradients of attn_bias": bias is not None and bias.requires_grad and torch.is_grad_enabled(),
         "heads of more than 512 bytes": widest > 512,
         "transforms of torch.func": _is_transformed() or forward_ad._current_level >= 0,
-        "window_tolerance": options.window_tolerance > 0,
-        "normalize": options.normalize,
     }
     return tuple(feature for feature, wanted in asked.items() if wanted)
 

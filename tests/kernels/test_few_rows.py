@@ -77,7 +77,7 @@ def test_nan_stays_in_its_row_and_column(rows, everything_is_served):
 
 
 def served(x, weight, bias=None) -> bool:
-    return few_rows._served(x, weight, bias)
+    return few_rows._can_serve(x, weight, bias)
 
 
 def test_what_goes_to_torch():

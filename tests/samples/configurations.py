@@ -75,9 +75,9 @@ def draw(seed: int, impl: str = "cpu") -> Configuration:
         heads=choose(1, 2, 4),
         widths=(width, narrow or width, narrow or width, width, value),
         causal=choose(True, False),
-        segment_size=choose(1, 1, 2, 5, 16, 33, 64, 100) if "segments" in support.features else 1,
+        segment_size=choose(1, 1, 2, 5, 16, 33, 64, 100),
         origin=choose(True, False),
-        expectation=choose("paper", "exact") if "exact expectation" in support.features else "paper",
+        expectation=choose("paper", "exact"),
         mask=choose(*MASKS),
         stacked=choose(True, False),
         scale=choose(None, None, 0.05, 1.0),
@@ -87,9 +87,9 @@ def draw(seed: int, impl: str = "cpu") -> Configuration:
         layouts=tuple(choose(*LAYOUTS) for _ in range(9)),
         grad_layout=choose(*LAYOUTS[:-1]),
         origin_dtype=choose(*ORIGINS),
-        bias=choose("none", *BIASES) if "attn_bias" in support.features else "none",
-        window_tolerance=choose(0.0, 0.003, 0.1, 0.5) if "window_tolerance" in support.features else 0.0,
-        normalize=choose(True, False) if "normalize" in support.features else False,
+        bias=choose("none", *BIASES),
+        window_tolerance=choose(0.0, 0.003, 0.1, 0.5),
+        normalize=choose(True, False),
     )
 
 

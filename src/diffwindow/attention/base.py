@@ -22,6 +22,9 @@ INITS: tuple[str, ...] = get_args(Init)
 # what rotary positions rotate: the queries and keys of the scores, of a window's two pointers, or of both
 Rotary = Literal["scores", "pointers", "both"]
 ROTARY: tuple[str, ...] = get_args(Rotary)
+# projected queries, and projected keys and values, stacked along the width
+Queries = Float[Tensor, "b q queries"]
+Keys = Float[Tensor, "b k keys"]
 Role = Literal["Enc", "Cr", "Dec"]
 ROLES: tuple[Role, ...] = get_args(Role)
 SELF_ROLES: tuple[Role, ...] = ("Enc", "Dec")
@@ -111,7 +114,7 @@ class StackedAttention(nn.Module):
                 f"{self.from_queries} are computed from the queries, which rotary positions would rotate "
                 "by their place; use other positions"
             )
-        for pair in self._rotated_pairs(rotary):
+        for pair in self._pairs_to_rotate(rotary):
             if self._query_dims[pair] % 2:
                 what = "boundaries" if pair in self.pointer_pairs else "heads"
                 raise ValueError(f"{what} are {self._query_dims[pair]} wide; rotary positions need pairs")
@@ -146,13 +149,10 @@ class StackedAttention(nn.Module):
         `start` is the place of its first token, which rotary positions count from.
         """
         queries, keys = few_rows.apply(self.in_proj, x).split([self._query_width, self._key_width], dim=-1)
-        return self._rotated(queries, self._query_dims, start), self._rotated(keys, self._key_dims, start)
+        return self._rotate(queries, self._query_dims, start), self._rotate(keys, self._key_dims, start)
 
     def attend(
-        self,
-        queries: Float[Tensor, "b q queries"],
-        keys: Float[Tensor, "b k keys"],
-        visibility: Visibility = EVERYTHING,
+        self, queries: Queries, keys: Keys, visibility: Visibility = EVERYTHING
     ) -> Float[Tensor, "b q d"]:
         """Attend with projected queries and keys, to what `visibility` shows.
 
@@ -165,36 +165,26 @@ class StackedAttention(nn.Module):
         for watcher in self.watchers:
             watcher(self, queries, keys, visibility)
 
-    def _attend(
-        self,
-        queries: Float[Tensor, "b q queries"],
-        keys: Float[Tensor, "b k keys"],
-        visibility: Visibility,
-    ) -> Float[Tensor, "b q d"]:
+    def _attend(self, queries: Queries, keys: Keys, visibility: Visibility) -> Float[Tensor, "b q d"]:
         """Attend by the weights of `maps`; a kind that need not hold all weights has its own."""
         weights = self.maps(queries, keys, visibility).weights
         *_, v = self.key_heads(keys)
         return self._merge_heads(functional.attend(F.dropout(weights, self._active_dropout()), v))
 
-    def maps(
-        self,
-        queries: Float[Tensor, "b q queries"],
-        keys: Float[Tensor, "b k keys"],
-        visibility: Visibility = EVERYTHING,
-    ) -> Maps:
+    def maps(self, queries: Queries, keys: Keys, visibility: Visibility = EVERYTHING) -> Maps:
         """Return what `attend` does with these arguments, without dropout: weights and, if any, window."""
         raise NotImplementedError
 
-    def _rotated_pairs(self, rotary: Rotary | None) -> list[int]:
+    def _pairs_to_rotate(self, rotary: Rotary | None) -> list[int]:
         """List the pairs of queries and keys that rotary positions rotate."""
         names = [
             "pointers" if pair in self.pointer_pairs else "scores" for pair in range(len(self._query_dims))
         ]
         return [pair for pair, name in enumerate(names) if rotary in (name, "both")]
 
-    def _rotated(self, stack: Tensor, dims: tuple[int, ...], start: int) -> Tensor:
+    def _rotate(self, stack: Tensor, dims: tuple[int, ...], start: int) -> Tensor:
         """Turn the queries or keys of a stack by their places; values stay as they are."""
-        pairs = self._rotated_pairs(self.rotary)
+        pairs = self._pairs_to_rotate(self.rotary)
         if not pairs:
             return stack
         blocks = list(stack.split([self.num_heads * dim for dim in dims], dim=-1))
@@ -213,11 +203,11 @@ class StackedAttention(nn.Module):
         bias = layer.bias
         return few_rows.linear(x, layer.weight[first:last], None if bias is None else bias[first:last])
 
-    def query_heads(self, queries: Float[Tensor, "b q queries"]) -> tuple[Tensor, ...]:
+    def query_heads(self, queries: Queries) -> tuple[Tensor, ...]:
         """View projected queries as `[b h q e]` tensors, without a copy."""
         return _split_heads(queries, self._query_dims, self.num_heads)
 
-    def key_heads(self, keys: Float[Tensor, "b k keys"]) -> tuple[Tensor, ...]:
+    def key_heads(self, keys: Keys) -> tuple[Tensor, ...]:
         """View projected keys and values as `[b h k e]` tensors, without a copy; the values are the last."""
         return _split_heads(keys, self._key_dims, self.num_heads)
 

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from diffwindow import functional
-from diffwindow.attention.base import SELF_ROLES, Kind, StackedAttention
+from diffwindow.attention.base import SELF_ROLES, Keys, Kind, Queries, StackedAttention
 from diffwindow.attention.plain import GlobalAttention, Pairs, ScoreBias, plain_attention, plain_weights
 from diffwindow.attention.visibility import (
     EVERYTHING,
@@ -46,12 +46,7 @@ class RelativeAttention(StackedAttention):
         nn.init.xavier_uniform_(self.key_table)
         nn.init.xavier_uniform_(self.value_table)
 
-    def _attend(
-        self,
-        queries: Float[Tensor, "b q queries"],
-        keys: Float[Tensor, "b k keys"],
-        visibility: Visibility,
-    ) -> Float[Tensor, "b q d"]:
+    def _attend(self, queries: Queries, keys: Keys, visibility: Visibility) -> Float[Tensor, "b q d"]:
         weights = F.dropout(self.maps(queries, keys, visibility).weights, self._active_dropout())
         _, v = self.key_heads(keys)
         # The weight that a query gives to each distance, which is what the value table's rows get.
@@ -62,12 +57,7 @@ class RelativeAttention(StackedAttention):
         heads = functional.attend(weights, v) + functional.attend(by_distance, value_table)
         return self._merge_heads(heads)
 
-    def maps(
-        self,
-        queries: Float[Tensor, "b q queries"],
-        keys: Float[Tensor, "b k keys"],
-        visibility: Visibility = EVERYTHING,
-    ) -> Maps:
+    def maps(self, queries: Queries, keys: Keys, visibility: Visibility = EVERYTHING) -> Maps:
         """Return the weights of `attend`, without dropout."""
         (q,) = self.query_heads(queries)
         k, _ = self.key_heads(keys)
@@ -120,12 +110,7 @@ class GaussianAttention(StackedAttention):
         super().reset_parameters()
         self.pointer.reset_parameters()
 
-    def maps(
-        self,
-        queries: Float[Tensor, "b q queries"],
-        keys: Float[Tensor, "b k keys"],
-        visibility: Visibility = EVERYTHING,
-    ) -> Maps:
+    def maps(self, queries: Queries, keys: Keys, visibility: Visibility = EVERYTHING) -> Maps:
         """Return the weights of `attend`, without dropout."""
         (q,) = self.query_heads(queries)
         k, _ = self.key_heads(keys)
@@ -265,23 +250,13 @@ class ForgettingAttention(StackedAttention):
     def __init__(self, embed_dim: int, num_heads: int, *, dropout: float = 0.0) -> None:
         super().__init__(embed_dim, num_heads, key_extra=(1,), dropout=dropout)
 
-    def _attend(
-        self,
-        queries: Float[Tensor, "b q queries"],
-        keys: Float[Tensor, "b k keys"],
-        visibility: Visibility,
-    ) -> Float[Tensor, "b q d"]:
+    def _attend(self, queries: Queries, keys: Keys, visibility: Visibility) -> Float[Tensor, "b q d"]:
         (q,) = self.query_heads(queries)
         k, gate, v = self.key_heads(keys)
         bias = forgetting_bias(gate, q.shape[2], visibility.visible(q, k)).to(q.dtype)
         return self._merge_heads(plain_attention(q, k, v, visibility, bias, dropout_p=self._active_dropout()))
 
-    def maps(
-        self,
-        queries: Float[Tensor, "b q queries"],
-        keys: Float[Tensor, "b k keys"],
-        visibility: Visibility = EVERYTHING,
-    ) -> Maps:
+    def maps(self, queries: Queries, keys: Keys, visibility: Visibility = EVERYTHING) -> Maps:
         """Return the weights of `attend`, without dropout."""
         (q,) = self.query_heads(queries)
         k, gate, _ = self.key_heads(keys)
@@ -319,12 +294,7 @@ class StickBreakingAttention(StackedAttention):
     first token sees nothing.
     """
 
-    def maps(
-        self,
-        queries: Float[Tensor, "b q queries"],
-        keys: Float[Tensor, "b k keys"],
-        visibility: Visibility = EVERYTHING,
-    ) -> Maps:
+    def maps(self, queries: Queries, keys: Keys, visibility: Visibility = EVERYTHING) -> Maps:
         """Return the weights of `attend`, without dropout."""
         (q,) = self.query_heads(queries)
         k, _ = self.key_heads(keys)

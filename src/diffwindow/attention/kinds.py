@@ -29,14 +29,15 @@ class Option(NamedTuple):
     pictures show it, if they do.
     """
 
-    argument: str
-    default: Any
     name: str
     meaning: str
     written: Any = None
     takes_number: bool = False
     roles: tuple[Role, ...] = ROLES
     label: str | None = None
+    # those of the field, which OPTIONS fills in
+    argument: str = ""
+    default: Any = None
 
 
 WINDOWED: dict[str, Window] = {"AW": "additive", "MW": "multiplicative"}
@@ -67,53 +68,45 @@ class Attention:
     segment_size: int = field(
         default=1,
         metadata={
-            "name": "Seg",
-            "meaning": "windows by segment",
-            "written": 5,
-            "takes_number": True,
-            "label": "segments of {}",
+            "option": Option("Seg", "windows by segment", 5, takes_number=True, label="segments of {}")
         },
     )
     expectation: Expectation = field(
         default="paper",
-        metadata={
-            "name": "Exact",
-            "meaning": "windows without the double count",
-            "written": "exact",
-            "label": "exact",
-        },
+        metadata={"option": Option("Exact", "windows without the double count", "exact", label="exact")},
     )
     normalize: bool = field(
         default=False,
         metadata={
-            "name": "Norm",
-            "meaning": "a multiplicative window's weights divided by their sum",
-            "written": True,
-            "label": "normalised",
+            "option": Option(
+                "Norm", "a multiplicative window's weights divided by their sum", True, label="normalised"
+            )
         },
     )
     boundary_dim: int | None = field(
         default=None,
-        metadata={"name": "Dim", "meaning": "the head width of a window's boundaries", "takes_number": True},
+        metadata={"option": Option("Dim", "the head width of a window's boundaries", takes_number=True)},
     )
     gate: bool = field(
         default=False,
         metadata={
-            "name": "Gate",
-            "meaning": (
-                "a gate per head that starts at 0, for adding a multiplicative window to a trained model"
-            ),
-            "written": True,
+            "option": Option(
+                "Gate",
+                "a gate per head that starts at 0, for adding a multiplicative window to a trained model",
+                True,
+            )
         },
     )
     relative_size: int | None = field(
         default=None,
         metadata={
-            "name": "Dist",
-            "meaning": "relative positions in the scores, clipped at a distance",
-            "written": 16,
-            "takes_number": True,
-            "roles": SELF_ROLES,
+            "option": Option(
+                "Dist",
+                "relative positions in the scores, clipped at a distance",
+                16,
+                takes_number=True,
+                roles=SELF_ROLES,
+            )
         },
     )
 
@@ -153,7 +146,7 @@ class Attention:
 
 
 OPTIONS: dict[str, Option] = {
-    one.metadata["name"]: Option(argument=one.name, default=one.default, **one.metadata)
+    one.metadata["option"].name: one.metadata["option"]._replace(argument=one.name, default=one.default)
     for one in fields(Attention)
     if one.metadata
 }

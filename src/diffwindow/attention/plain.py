@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from diffwindow import functional
-from diffwindow.attention.base import StackedAttention
+from diffwindow.attention.base import Keys, Queries, StackedAttention
 from diffwindow.attention.visibility import EVERYTHING, Visibility, relative_positions
 from diffwindow.functional import Maps
 
@@ -95,23 +95,13 @@ class GlobalAttention(StackedAttention):
             else:
                 own.copy_(fresh)
 
-    def _attend(
-        self,
-        queries: Float[Tensor, "b q queries"],
-        keys: Float[Tensor, "b k keys"],
-        visibility: Visibility,
-    ) -> Float[Tensor, "b q d"]:
+    def _attend(self, queries: Queries, keys: Keys, visibility: Visibility) -> Float[Tensor, "b q d"]:
         (q,) = self.query_heads(queries)
         k, v = self.key_heads(keys)
         bias = self._bias(queries, keys, visibility)
         return self._merge_heads(plain_attention(q, k, v, visibility, bias, dropout_p=self._active_dropout()))
 
-    def maps(
-        self,
-        queries: Float[Tensor, "b q queries"],
-        keys: Float[Tensor, "b k keys"],
-        visibility: Visibility = EVERYTHING,
-    ) -> Maps:
+    def maps(self, queries: Queries, keys: Keys, visibility: Visibility = EVERYTHING) -> Maps:
         """Return the weights of `attend`, without dropout."""
         (q,) = self.query_heads(queries)
         k, _ = self.key_heads(keys)

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from diffwindow import functional, ops
-from diffwindow.attention.base import Rotary, StackedAttention, check_heads
+from diffwindow.attention.base import Keys, Queries, Rotary, StackedAttention, check_heads
 from diffwindow.attention.visibility import (
     EVERYTHING,
     Visibility,
@@ -214,28 +214,18 @@ class WindowAttention(StackedAttention, WindowModule):
         )
         return self.maps(*self._project(query, key, key, key_padding_mask), visibility)
 
-    def _attend(
-        self,
-        queries: Float[Tensor, "b q queries"],
-        keys: Float[Tensor, "b k keys"],
-        visibility: Visibility,
-    ) -> Float[Tensor, "b q d"]:
+    def _attend(self, queries: Queries, keys: Keys, visibility: Visibility) -> Float[Tensor, "b q d"]:
         q, k, v, boundaries, local = self.split_heads(queries, keys)
         options = self._call_options(visibility, q, keys)._replace(dropout_p=self._active_dropout())
         return self._merge_heads(self._window_heads(q, k, v, boundaries, local, options))
 
-    def maps(
-        self,
-        queries: Float[Tensor, "b q queries"],
-        keys: Float[Tensor, "b k keys"],
-        visibility: Visibility = EVERYTHING,
-    ) -> Maps:
+    def maps(self, queries: Queries, keys: Keys, visibility: Visibility = EVERYTHING) -> Maps:
         """Return what `attend` does with these arguments to each pair of query and key, without dropout."""
         q, k, _, boundaries, local = self.split_heads(queries, keys)
         return self._window_maps(q, k, boundaries, local, self._call_options(visibility, q, keys))
 
     def split_heads(
-        self, queries: Float[Tensor, "b q queries"], keys: Float[Tensor, "b k keys"]
+        self, queries: Queries, keys: Keys
     ) -> tuple[Tensor, Tensor, Tensor, ops.Boundaries, ops.Local | None]:
         """View projected queries and keys as the arguments of `ops.window_attention`: q, k, v, and so on."""
         q, q_left, q_right, *q_local = self.query_heads(queries)
@@ -344,7 +334,7 @@ class WindowAttention(StackedAttention, WindowModule):
             key, value = cleared, cleared if value is key else value.masked_fill(padding, 0.0)
         queries, keys = self.project_queries(query), self.project_keys(key, value)
         start = key.shape[1] - query.shape[1]
-        return self._rotated(queries, self._query_dims, start), self._rotated(keys, self._key_dims, 0)
+        return self._rotate(queries, self._query_dims, start), self._rotate(keys, self._key_dims, 0)
 
     def _check_places(self, num_queries: int, num_keys: int, *, is_causal: bool) -> None:
         """Raise where positions would place the queries otherwise than they are: as the last of the keys."""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from diffwindow import ops
-from diffwindow.attention.base import watch
+from diffwindow.attention.base import Keys, Queries, watch
 from diffwindow.attention.visibility import EVERYTHING, Visibility
 from diffwindow.attention.window import WindowAttention, window_attentions
 from diffwindow.checks import check_tolerance
@@ -124,8 +124,8 @@ def _any_in_tile(seen: Bool[Tensor, "*lead q k"]) -> Bool[Tensor, "*lead tq tk"]
 
 def mean_window(
     attention: WindowAttention,
-    queries: Float[Tensor, "b q queries"],
-    keys: Float[Tensor, "b k keys"],
+    queries: Queries,
+    keys: Keys,
     visibility: Visibility = EVERYTHING,
 ) -> Float[Tensor, ""]:
     """Return the mean of M over the keys that a query sees, averaged over queries, heads and the batch.

@@ -13,7 +13,7 @@ from diffwindow.checks import check_module
 from diffwindow.hf.attention import CHILD, IMPLEMENTATION, check_implementation, register
 from diffwindow.hf.families import Place, attention_places, check_has_attention
 from diffwindow.models import added_windows
-from diffwindow.models.added_windows import Layers, WindowInit, planned, window_plan
+from diffwindow.models.added_windows import Layers, WindowInit, pair_with_slots, window_plan
 from diffwindow.models.model import Model
 from diffwindow.models.window_adapter import WindowAdapter
 from diffwindow.notation import Plan
@@ -62,7 +62,7 @@ def add_windows(
     slots = {role: [(place.module, CHILD) for place in of_role] for role, of_role in places.items()}
     # all are built before the first one is put in place: an error leaves the model as it was
     built = []
-    for (module, name), chosen in planned(plan, slots):
+    for (module, name), chosen in pair_with_slots(plan, slots):
         place = by_module[id(module)]
         _check_scores(place)
         _check_segments(place, chosen.segment_size)

@@ -12,7 +12,7 @@ from diffwindow.kernels import build
 from diffwindow.kernels.operator import Call
 
 
-def observed() -> bool:
+def is_observed() -> bool:
     """Tell whether something that compiles, traces or transforms calls wants to see each operator."""
     return (
         torch.compiler.is_compiling()

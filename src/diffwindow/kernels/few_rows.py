@@ -30,7 +30,7 @@ def apply(layer: nn.Module, x: Tensor) -> Tensor:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return what `torch.nn.functional.linear` does, up to rounding."""
-    if torch.is_grad_enabled() or cpu.observed() or not _served(x, weight, bias):
+    if torch.is_grad_enabled() or cpu.is_observed() or not _can_serve(x, weight, bias):
         return F.linear(x, weight, bias)
     outputs, inputs = weight.shape
     y = torch.empty((*x.shape[:-1], outputs), dtype=x.dtype, device=x.device)
@@ -59,7 +59,7 @@ def is_plain(layer: nn.Module) -> TypeGuard[nn.Linear]:
     )
 
 
-def _served(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+def _can_serve(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Tell whether the kernel takes such tensors; it has one type, and reads rows that are dense."""
     if not (type(x) is Tensor and x.dim() > 0 and weight.dim() == 2):
         return False

@@ -128,7 +128,7 @@ def empty_grads(call: Call) -> list[Tensor]:
 def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:
     call = Call(*arguments)
     out, rows = empty_outputs(call)
-    backend(call.backend).forward(_addressable(call), out, rows)
+    backend(call.backend).forward(_make_addressable(call), out, rows)
     return out, rows
 
 
@@ -137,8 +137,8 @@ def _backward(grad: Tensor, out: Tensor, rows: Tensor, *arguments: Any) -> tuple
     grads = empty_grads(call)
     # hooks on saved tensors may have changed the layout of what forward returned
     saved = (_with_dense_rows(grad), _with_dense_rows(out), rows.contiguous())
-    backend(call.backend).backward(_addressable(call), *saved, grads)
-    return _padded(call, grads)
+    backend(call.backend).backward(_make_addressable(call), *saved, grads)
+    return _pad_grads(call, grads)
 
 
 def _forward_shapes(*arguments: Any) -> tuple[Tensor, Tensor]:
@@ -147,10 +147,10 @@ def _forward_shapes(*arguments: Any) -> tuple[Tensor, Tensor]:
 
 def _backward_shapes(grad: Tensor, out: Tensor, rows: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     call = Call(*arguments)
-    return _padded(call, empty_grads(call))
+    return _pad_grads(call, empty_grads(call))
 
 
-def _padded(call: Call, grads: list[Tensor]) -> tuple[Tensor, ...]:
+def _pad_grads(call: Call, grads: list[Tensor]) -> tuple[Tensor, ...]:
     """Add empty gradients for the arguments not given.
 
     The operator returns a fixed number of tensors; torch can batch it only then.
@@ -184,8 +184,8 @@ def _differentiate_twice(ctx: Any, *grad_grads: Tensor) -> tuple[Tensor | None, 
         raise NotImplementedError("second derivatives need diffwindow.ops, which computes them")
     # Inputs stay connected to their graph, so that derivatives of any order are right.
     with torch.enable_grad():
-        inputs = {name: _requiring_grad(x) for name, x in call.differentiable.items()}
-        grad = _requiring_grad(grad)
+        inputs = {name: _require_grad(x) for name, x in call.differentiable.items()}
+        grad = _require_grad(grad)
         out = _reference(call._replace(**cast(dict[str, Any], inputs)))
         grads = torch.autograd.grad(out, list(inputs.values()), grad, create_graph=True)
     second = torch.autograd.grad(
@@ -198,7 +198,7 @@ def _differentiate_twice(ctx: Any, *grad_grads: Tensor) -> tuple[Tensor | None, 
     return (second[0], None, None, *second[1:], *[None] * (len(Call._fields) - len(inputs)))
 
 
-def _requiring_grad(x: Tensor) -> Tensor:
+def _require_grad(x: Tensor) -> Tensor:
     # a view is a node of its own: the output's gradient may itself depend on the inputs
     return x.view_as(x) if x.requires_grad else x.detach().requires_grad_()
 
@@ -212,7 +212,7 @@ def use_reference(reference: Reference) -> None:
     _reference = reference
 
 
-def _addressable(call: Call) -> Call:
+def _make_addressable(call: Call) -> Call:
     """Return the arguments as `Call` promises them to backends."""
     full = (*call.q.shape[:3], call.k.shape[2])
     mask, bias, origin = call.attn_mask, call.attn_bias, call.segment_origin

@@ -31,9 +31,9 @@ def attend(
 
     The kernel compares the shapes itself.
     """
-    if cpu.observed() or type(q) is not Tensor or not q.is_cpu or q.dim() != 4 or q.size(2) != 1:
+    if cpu.is_observed() or type(q) is not Tensor or not q.is_cpu or q.dim() != 4 or q.size(2) != 1:
         return None
-    if not isinstance(boundaries, Boundaries) or not _served(q.dtype, options):
+    if not isinstance(boundaries, Boundaries) or not _can_serve(q.dtype, options):
         return None
     if local is not None and (options.normalize or not _is_pair(local)):
         return None
@@ -48,7 +48,7 @@ def _is_pair(local: tuple[Tensor, Tensor]) -> bool:
     return isinstance(local[0], Tensor) and isinstance(local[1], Tensor)
 
 
-def _served(dtype: torch.dtype, options: Options) -> bool:
+def _can_serve(dtype: torch.dtype, options: Options) -> bool:
     """Tell whether the kernel is there for such options."""
     return (
         dtype in (torch.float32, torch.bfloat16)

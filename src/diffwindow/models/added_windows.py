@@ -54,7 +54,7 @@ def add_windows(
     check_module("model", model)
     plan = window_plan(attention, layers=layers, boundary_dim=boundary_dim, init=init)
     if isinstance(model, nn.MultiheadAttention):
-        return _windowed(model, _only_attention(plan), window_tolerance, init)  # type: ignore[return-value]
+        return _build_window(model, _only_attention(plan), window_tolerance, init)  # type: ignore[return-value]
     if isinstance(model, Model):
         _check_plain(model)
         # the config checks roles, layers and widths
@@ -64,8 +64,8 @@ def add_windows(
     slots = _slots(model)
     # all are built before the first one is put in place: an error leaves the model as it was
     built = [
-        (parent, name, _windowed(getattr(parent, name), chosen, window_tolerance, init))
-        for (parent, name), chosen in planned(plan, slots)
+        (parent, name, _build_window(getattr(parent, name), chosen, window_tolerance, init))
+        for (parent, name), chosen in pair_with_slots(plan, slots)
     ]
     for parent, name, window in built:
         setattr(parent, name, window)
@@ -130,7 +130,7 @@ def window_plan(
     return Plan(tuple(terms))
 
 
-def planned(plan: Plan, slots: Mapping[Role, Sequence[Slot]]) -> list[tuple[Slot, Attention]]:
+def pair_with_slots(plan: Plan, slots: Mapping[Role, Sequence[Slot]]) -> list[tuple[Slot, Attention]]:
     """Pair the attentions that a plan names with their places; a role that is not there is an error."""
     for term in plan.terms:
         if not slots.get(term.role):
@@ -192,7 +192,7 @@ def _only_attention(plan: Plan) -> Attention:
     return plan.terms[0].attention
 
 
-def _windowed(
+def _build_window(
     plain: nn.Module, chosen: Attention, window_tolerance: float, init: WindowInit
 ) -> WindowAttention:
     """Build a window attention with the weights of a plain one, on its device and in its mode."""

@@ -122,7 +122,7 @@ class WindowAdapter(WindowModule):
         q, k = q.to(v.dtype), k.to(v.dtype)
         options = self.call_options(q.shape[0], **call)
         # a step of decoding has one query, too few to be worth the time; a transform's tensors end with it
-        if (q.shape[2] > 1 or self.width is None) and not cpu.observed():
+        if (q.shape[2] > 1 or self.width is None) and not cpu.is_observed():
             self.width = self._mean_width(q, k, options)
         local = None if self.local is None else (self.local(q), k)
         boundaries = ops.Boundaries(self.left(q), k, self.right(q), k)

@@ -79,7 +79,7 @@ def capture(
             else:
                 stack.enter_context(watch([module], partial(_record, calls[name], call)))
         yield trace
-    joined = {name: _joined(of_module) for name, of_module in calls.items() if of_module}
+    joined = {name: _join_steps(of_module) for name, of_module in calls.items() if of_module}
     if not joined:
         raise ValueError("no attention ran in the context; call the model inside it")
     trace.layers = _layers({name: modules[name] for name in joined}, joined)
@@ -142,7 +142,7 @@ def _call(maps: Maps, visibility: Visibility, *, row: int, crosses: bool) -> _Ca
     return _Call(arrays, origin)
 
 
-def _joined(calls: list[_Call]) -> _Call:
+def _join_steps(calls: list[_Call]) -> _Call:
     """Join steps of one query each to one map, the keys not yet there zero; else keep the last call."""
     steps = [calls[-1]]
     for call in reversed(calls[:-1]):
@@ -155,11 +155,11 @@ def _joined(calls: list[_Call]) -> _Call:
         return steps[0]
     num_keys = steps[-1].shape[2]
 
-    def wide(x: Array) -> Array:
+    def widen(x: Array) -> Array:
         return np.pad(x, ((0, 0), (0, 0), (0, num_keys - x.shape[2])))
 
     arrays = {
-        name: np.concatenate([wide(step.arrays[name]) for step in steps], axis=1) for name in steps[0].arrays
+        name: np.concatenate([widen(step.arrays[name]) for step in steps], axis=1) for name in steps[0].arrays
     }
     return _Call(arrays, steps[-1].origin)
 
