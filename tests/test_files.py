@@ -2,8 +2,6 @@ import errno
 import json
 import math
 import os
-import resource
-import signal
 
 import pytest
 
@@ -16,6 +14,7 @@ from diffwindow.files import (
     write_atomically,
     write_json,
 )
+from samples.processes import small_files
 
 
 @pytest.mark.parametrize("follow", [True, False])
@@ -68,16 +67,8 @@ def test_what_is_not_a_file_is_not_replaced(tmp_path):
 
 
 def test_a_full_disk_names_the_file_that_was_asked_for(tmp_path):
-    # a limit of the file's size: Python names no file then, as on a full disk
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
-    try:
-        with pytest.raises(OSError, match="file") as error:
-            write_atomically(tmp_path / "file", bytes(2000))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, handler)
+    with pytest.raises(OSError, match="file") as error, small_files():
+        write_atomically(tmp_path / "file", bytes(2000))
     assert (error.value.errno, error.value.filename) == (errno.EFBIG, str(tmp_path / "file"))
     assert not list(tmp_path.iterdir())
 

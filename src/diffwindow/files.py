@@ -49,13 +49,15 @@ def replacing(path: Path, *, follow_link: bool = False) -> Iterator[Path]:
 
 @contextmanager
 def naming(target: Path, temporary: Path | None = None) -> Iterator[None]:
-    """Name `target` in errors of the disk that name no file, and in those that name its `temporary` file."""
+    """Name `target` in errors of the disk that name no file, and instead of `temporary`, a file or folder."""
     try:
         yield
     except OSError as error:
-        unnamed = error.filename is None and error.errno in _DISK
-        if unnamed or (temporary is not None and error.filename == str(temporary)):
-            error.filename, error.filename2 = str(target), None
+        if error.filename is None and error.errno in _DISK:
+            error.filename = str(target)
+        elif temporary is not None and str(error.filename).startswith(str(temporary)):
+            rest = str(error.filename).removeprefix(str(temporary))
+            error.filename, error.filename2 = f"{target}{rest}", None
         raise
 
 

@@ -1,9 +1,12 @@
-"""Child processes for tests, forked so that torch need not be imported again."""
+"""Child processes for tests, forked so that torch need not be imported again, and limits of this one."""
 
 import os
+import resource
+import signal
 import socket
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 # a forked child has torch loaded already, and no thread of these tests holds a lock while they fork
 FORK_WARNING = "ignore:.*multi-threaded, use of fork:DeprecationWarning"
@@ -35,3 +38,16 @@ def free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])
+
+
+@contextmanager
+def small_files(size: int = 1000) -> Iterator[None]:
+    """Let no file of this process grow above a size: that fails as a full disk does, without its name."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)

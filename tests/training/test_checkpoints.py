@@ -1,4 +1,3 @@
-import errno
 import os
 import shutil
 import subprocess
@@ -13,7 +12,7 @@ from diffwindow.training.checkpoints import Checkpoints, read_checkpoint
 from diffwindow.training.failures import TrainingError
 from diffwindow.training.logs import RunLogs, read_records
 from samples.majority_task import MajorityTask, fit, outcome
-from samples.processes import FORK_WARNING, in_child
+from samples.processes import FORK_WARNING, in_child, small_files
 
 NOBODY = 65534
 
@@ -55,12 +54,12 @@ def test_any_damage_is_seen(tmp_path, name, damage):
 def test_a_write_that_fails_leaves_the_old_one(tmp_path):
     checkpoint = write(tmp_path)
 
-    def failing(folder: Path) -> None:
-        (folder / "model.safetensors").write_bytes(b"half")
-        raise OSError(errno.ENOSPC, "No space left on device")
+    def write_much(folder: Path) -> None:
+        write_weights(folder / "model.safetensors", {"weight": torch.zeros(1000)}, "{}")
 
-    with pytest.raises(OSError, match="No space"):
-        Checkpoints(tmp_path).save(3, failing, {})
+    with pytest.raises(OSError, match="too large") as error, small_files():
+        Checkpoints(tmp_path).save(3, write_much, {})
+    assert error.value.filename == str(checkpoint / "model.safetensors")
     assert read_checkpoint(checkpoint).state == {"update": 3}
     assert list(tmp_path.iterdir()) == [checkpoint]
 

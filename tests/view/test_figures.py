@@ -5,6 +5,7 @@ from fontTools.pens.ttGlyphPen import TTGlyphPen
 from matplotlib.font_manager import fontManager
 
 from diffwindow.view.figures import Panel, Span, attention_figure, save_figure, span_figure
+from samples.processes import small_files
 
 KEYS = ["the", "keys", "to", "the", "cabinet"]
 
@@ -30,6 +31,14 @@ def test_panels_show_their_values_with_tokens_on_both_axes():
     np.testing.assert_array_equal(first.images[0].get_array(), np.tri(5))
     assert first.images[0].get_clim() == (0.0, 1.0)
     assert second.images[0].get_clim() == (0.0, 0.2)
+
+
+@pytest.mark.parametrize("kind", ["pdf", "png"])
+def test_a_full_disk_is_named(tmp_path, kind):
+    with pytest.raises(OSError, match="too large") as error, small_files():
+        save_figure(figure(), tmp_path / f"a.{kind}")
+    assert error.value.filename == str(tmp_path / f"a.{kind}")
+    assert not list(tmp_path.iterdir())
 
 
 def test_control_characters_are_drawn_as_escapes(tmp_path):

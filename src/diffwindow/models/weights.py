@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from diffwindow.files import check_regular, finite, flush, read_json, replacing, sha256_of, write_json
+from diffwindow.files import check_regular, finite, flush, naming, read_json, replacing, sha256_of, write_json
 
 WEIGHTS = "model.safetensors"
 MODEL_MANIFEST = "checkpoint.json"
@@ -33,12 +34,20 @@ class FormatError(ValueError):
     """A checkpoint in the format of another version."""
 
 
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: dict[str, str] | None = None) -> None:
+    """Write tensors and texts for the header to a safetensors file; an error of the disk names it."""
+    with replacing(path) as temporary:
+        try:
+            save_file({name: x.detach().contiguous() for name, x in tensors.items()}, temporary, header)
+        except SafetensorError as error:
+            if not (number := re.search(r"os error (\d+)", str(error))):
+                raise
+            raise OSError(int(number[1]), os.strerror(int(number[1])), str(temporary)) from None
+
+
 def write_weights(path: Path, tensors: Mapping[str, Tensor], config: str) -> None:
     """Write tensors and, in the header, the JSON of the config that they belong to."""
-    with replacing(path) as temporary:
-        save_file(
-            {name: x.detach().contiguous() for name, x in tensors.items()}, temporary, {"config": config}
-        )
+    write_tensors(path, tensors, {"config": config})
 
 
 def read_weights(path: Path, *, containing: str = "") -> tuple[dict[str, Tensor], str | None]:
@@ -135,10 +144,11 @@ def write_folder(folder: Path, write_files: Callable[[Path], None], state: dict[
     temporary = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
-        temporary.mkdir(parents=True)
-        write_files(temporary)
-        write_manifest(temporary, state)
-        flush(temporary)
+        with naming(folder, temporary):
+            temporary.mkdir(parents=True)
+            write_files(temporary)
+            write_manifest(temporary, state)
+            flush(temporary)
         _rename(temporary, folder)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)

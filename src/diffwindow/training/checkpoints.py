@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
 from torch import Tensor
 
-from diffwindow.files import replacing
 from diffwindow.models.weights import (
     WEIGHTS,
     CheckpointError,
@@ -20,6 +18,7 @@ from diffwindow.models.weights import (
     read_weights,
     verify,
     write_folder,
+    write_tensors,
 )
 
 STATE = "state.safetensors"
@@ -77,8 +76,7 @@ class Checkpoints:
             if tensors:
                 # copies, because safetensors refuses tensors that share memory
                 copies = {name: x.detach().cpu().clone() for name, x in tensors.items()}
-                with replacing(folder / STATE) as path:
-                    save_file(copies, path)
+                write_tensors(folder / STATE, copies)
 
         write_folder(self.path(update), write_files, state)
 

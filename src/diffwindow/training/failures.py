@@ -12,9 +12,8 @@ from types import FrameType
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 
-_STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO)
+_STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO)
 
 
 class TrainingError(RuntimeError):
@@ -78,8 +77,6 @@ def translate_exceptions(max_tokens: int, last_good: Callable[[], str]) -> Itera
         raise TrainingError(
             f"{error.filename or 'the run folder'}: {error.strerror}; {last_good()}"
         ) from error
-    except SafetensorError as error:
-        raise TrainingError(f"cannot write the checkpoint: {error}; {last_good()}") from error
 
 
 class StopNowError(Exception):

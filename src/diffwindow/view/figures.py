@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import textwrap
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffwindow.extras import require
-from diffwindow.files import replacing
+from diffwindow.files import replacing, write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -176,9 +177,12 @@ def save_figure(figure: Figure, path: Path) -> None:
         raise ValueError(f"{path} does not end in a format of figures: {', '.join(sorted(formats))}")
     import matplotlib
 
-    with replacing(path, follow_link=True) as temporary, matplotlib.rc_context(FONTS):
+    # drawn in memory: on a full disk matplotlib's own files raise anything
+    content = io.BytesIO()
+    with matplotlib.rc_context(FONTS):
         # the layout leaves long names of tokens hanging over the edge
-        figure.savefig(temporary, format=kind, dpi=150, bbox_inches="tight")
+        figure.savefig(content, format=kind, dpi=150, bbox_inches="tight")
+    write_atomically(path, content.getvalue(), follow_link=True)
 
 
 class Fonts(NamedTuple):
