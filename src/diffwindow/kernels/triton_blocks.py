@@ -31,7 +31,7 @@ class Blocks(NamedTuple):
 # the GPUs in `benchmarks/triton_report.py`; none has been timed on a GPU.
 DEFAULTS = {
     128: Blocks(Block(64, 32, 4, 2), Block(32, 32, 8, 1), Block(32, 32, 8, 2)),
-    256: Blocks(Block(32, 32, 8, 1), Block(16, 32, 8, 1), Block(16, 32, 8, 1)),
+    256: Blocks(Block(32, 32, 8, 2), Block(16, 32, 8, 1), Block(16, 32, 8, 1)),
     512: Blocks(Block(16, 16, 8, 1), Block(16, 16, 8, 1), Block(16, 16, 8, 1)),
 }
 # Small, so that short inputs cross from tile to tile.
