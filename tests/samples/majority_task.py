@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from diffwindow.models.weights import write_weights
 from diffwindow.progress import SILENT, Progress
-from diffwindow.tasks.task import Loss
 from diffwindow.training.config import TrainConfig
 from diffwindow.training.distributed import World
 from diffwindow.training.trainer import Trainer
@@ -58,12 +57,12 @@ class MajorityTask:
             labels[:] = -1
         return MajorityBatch(tokens, labels)
 
-    def loss(self, model: nn.Module, batch: MajorityBatch) -> Loss:
+    def loss(self, model: nn.Module, batch: MajorityBatch) -> Tensor:
         if self._pause:
             time.sleep(self._pause)
         if (batch.labels < 0).any():
-            return Loss(model(batch.tokens).sum() * float("nan"), batch.units)
-        return Loss(F.cross_entropy(model(batch.tokens), batch.labels, reduction="sum"), batch.units)
+            return model(batch.tokens).sum() * float("nan")
+        return F.cross_entropy(model(batch.tokens), batch.labels, reduction="sum")
 
     def validate(
         self, model: nn.Module, split: str, *, watch: str = "loss", progress: Progress = SILENT

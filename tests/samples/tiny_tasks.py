@@ -26,9 +26,9 @@ def trained(task, *, updates, rate=1e-3, max_tokens=2048, seed=0):
             batch = task.collate("train", indices)
             loss = task.loss(model, batch)
             optimizer.zero_grad()
-            (loss.total / loss.units).backward()
+            (loss / batch.units).backward()
             optimizer.step()
-            losses.append(loss.total.item() / loss.units)
+            losses.append(loss.item() / batch.units)
             if len(losses) == updates:
                 break
     return model, losses

@@ -42,11 +42,9 @@ def test_the_loss_is_a_sum_over_units(task):
     torch.manual_seed(0)
     model = task.build_model().double()
     indices = np.arange(12)
-    whole = task.loss(model, task.collate("train", indices))
-    halves = [task.loss(model, task.collate("train", part)) for part in (indices[:5], indices[5:])]
+    whole, *halves = (task.collate("train", part) for part in (indices, indices[:5], indices[5:]))
     assert whole.units == sum(half.units for half in halves)
-    assert whole.units == task.collate("train", indices).units
-    torch.testing.assert_close(whole.total, halves[0].total + halves[1].total)
+    torch.testing.assert_close(task.loss(model, whole), sum(task.loss(model, half) for half in halves))
 
 
 def test_validation_is_the_mean_over_units_in_evaluation_mode(task):
@@ -59,9 +57,11 @@ def test_validation_is_the_mean_over_units_in_evaluation_mode(task):
     assert model.training
     assert not part.training
     model.eval()
-    swept = sweep(task, "valid", "cpu", lambda _, batch: task.loss(model, batch), max_tokens=300)
-    total = [loss for _, loss in swept]
-    mean = sum(part.total.item() for part in total) / sum(part.units for part in total)
+    swept = sweep(
+        task, "valid", "cpu", lambda _, batch: (task.loss(model, batch), batch.units), max_tokens=300
+    )
+    losses, units = zip(*(result for _, result in swept), strict=True)
+    mean = sum(loss.item() for loss in losses) / sum(units)
     assert found["loss"] == pytest.approx(mean, rel=1e-5)
     assert all(math.isfinite(value) for value in found.values())
 
@@ -106,6 +106,14 @@ def test_blocks_predict_every_token_of_the_stream_once(text_store):
     assert batch.tokens[0, 0] == BOS
     assert batch.tokens.flatten()[1 : len(stream)].tolist() == stream[:-1].tolist()
     assert sum(task.lengths("test")[0]) == len(stream)
+
+
+def test_a_split_is_decoded_once_to_count_its_words(text_store, monkeypatch):
+    task, decoded = of(text_store), []
+    decode = Tokenizer.decode
+    monkeypatch.setattr(Tokenizer, "decode", lambda *call: decoded.append(1) or decode(*call))
+    assert task.words("valid") == task.words("valid")
+    assert len(decoded) == len(text_store.split("valid"))
 
 
 def test_only_the_first_tokens_of_a_long_text_are_read(agreement_store):
@@ -163,8 +171,8 @@ def test_balanced_weights_make_rare_classes_count_as_much(tmp_path):
     plain, weighted = of(store), of(store, class_weights="balanced")
     model = plain.build_model().eval()
     batch = plain.collate("train", np.arange(4))
-    nll = [plain.loss(model, plain.collate("train", np.array([row]))).total.item() for row in range(4)]
+    nll = [plain.loss(model, plain.collate("train", np.array([row]))).item() for row in range(4)]
     # labels no and yes: 4 / (2 * 1) and 4 / (2 * 3)
     expected = sum(2.0 * x if label == 0 else 2 / 3 * x for x, label in zip(nll, batch.labels, strict=True))
-    assert weighted.loss(model, batch).total.item() == pytest.approx(expected, rel=1e-5)
+    assert weighted.loss(model, batch).item() == pytest.approx(expected, rel=1e-5)
     assert weighted.validate(model, "train") == plain.validate(model, "train")

@@ -16,7 +16,6 @@ from diffwindow.data.prepare import prepare
 from diffwindow.models.model import TOKENIZER
 from diffwindow.progress import Progress
 from diffwindow.tasks.model_folder import ModelFolder
-from diffwindow.tasks.task import Loss
 from diffwindow.training.failures import TrainingError, translate_exceptions
 from diffwindow.training.overrides import resolve
 from diffwindow.training.run import Run, train
@@ -41,8 +40,8 @@ class AllBad(MajorityTask):
         self._bad_training = training
 
     def loss(self, model, batch):
-        found = super().loss(model, batch)
-        return Loss(found.total * math.nan, found.units) if self._bad_training else found
+        loss = super().loss(model, batch)
+        return loss * math.nan if self._bad_training else loss
 
     def validate(self, model, split, *, watch, progress):
         # an accuracy is finite even where no probability is

@@ -129,8 +129,8 @@ def _stepper(config: Config, store: Store) -> Callable[[], None]:
     chosen = chain.from_iterable(repeat(sampler))
 
     def step() -> None:
-        loss = task.loss(model, task.collate("train", next(chosen)))
-        (loss.total / loss.units).backward()
+        batch = task.collate("train", next(chosen))
+        (task.loss(model, batch) / batch.units).backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 

@@ -17,7 +17,7 @@ from diffwindow.models.classifier import Classifier, ClassifierConfig
 from diffwindow.models.model import evaluating
 from diffwindow.progress import SILENT, Progress
 from diffwindow.tasks.entries import TaskOptions
-from diffwindow.tasks.task import Loss, TensorBatch, sweep
+from diffwindow.tasks.task import TensorBatch, sweep
 
 
 @dataclass(frozen=True)
@@ -72,17 +72,16 @@ class Classification:
         labels = torch.from_numpy(self._class_of(rows["label"].numpy()))
         return ClassificationBatch(len(indices), rows["text"][:, : self.options.max_length], labels)
 
-    def loss(self, model: nn.Module, batch: ClassificationBatch) -> Loss:
+    def loss(self, model: nn.Module, batch: ClassificationBatch) -> Tensor:
         """Return the cross-entropy of the labels."""
         logits = cast(Classifier, model)(batch.tokens).float()
-        total = F.cross_entropy(
+        return F.cross_entropy(
             logits,
             batch.labels,
             weight=None if self._weights is None else self._weights.to(logits.device),
             label_smoothing=self.options.label_smoothing,
             reduction="sum",
         )
-        return Loss(total, batch.units)
 
     @cached_property
     def _weights(self) -> Tensor | None:

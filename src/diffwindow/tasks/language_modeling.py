@@ -16,7 +16,7 @@ from diffwindow.progress import SILENT, Progress
 from diffwindow.special_tokens import PAD
 from diffwindow.tasks.entries import TaskOptions
 from diffwindow.tasks.metrics import count_words, word_perplexity
-from diffwindow.tasks.task import Loss, TensorBatch, sweep
+from diffwindow.tasks.task import TensorBatch, sweep
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,8 @@ class LanguageModeling:
     store: Store
     config: LanguageModelConfig
     options: TaskOptions = field(default_factory=TaskOptions)
+    # words by split: a run validates often, and decoding a split takes long
+    _words: dict[str, int] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def build_model(self) -> LanguageModel:
         """Build the model, freshly initialised."""
@@ -64,12 +66,12 @@ class LanguageModeling:
             tokens, labels = blocks["input"], blocks["target"]
         return TextBatch(int((labels != PAD).sum()), tokens, labels)
 
-    def loss(self, model: nn.Module, batch: TextBatch) -> Loss:
+    def loss(self, model: nn.Module, batch: TextBatch) -> Tensor:
         """Return the label-smoothed cross-entropy of the labels."""
         scored = cast(LanguageModel, model).loss(
             batch.tokens, batch.labels, label_smoothing=self.options.label_smoothing
         )
-        return Loss(scored.total, batch.units)
+        return scored.total
 
     def nll(
         self, model: nn.Module, split: str, *, progress: Progress = SILENT
@@ -91,8 +93,11 @@ class LanguageModeling:
 
     def words(self, split: str) -> int:
         """Count the words of a split, and the ends of its rows, which are predicted too."""
-        rows, tokenizer = self.store.split(split).sequences["text"], self.store.tokenizer
-        return count_words(tokenizer.decode(rows[index].tolist()) for index in range(len(rows)))
+        if split not in self._words:
+            rows, tokenizer = self.store.split(split).sequences["text"], self.store.tokenizer
+            texts = (tokenizer.decode(rows[index].tolist()) for index in range(len(rows)))
+            self._words[split] = count_words(texts)
+        return self._words[split]
 
     def validate(
         self, model: nn.Module, split: str, *, watch: str = "loss", progress: Progress = SILENT

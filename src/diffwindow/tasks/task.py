@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import Any, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
+from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
 import numpy as np
 from torch import Tensor, nn
@@ -29,13 +29,6 @@ class Batch(Protocol):
 B = TypeVar("B", bound=Batch)
 
 
-class Loss(NamedTuple):
-    """A loss summed over its units, so that sums over accumulated or distributed batches are exact."""
-
-    total: Tensor
-    units: int
-
-
 @runtime_checkable
 class Task(Protocol[B]):
     """A corpus and a model for it: everything from the index of an example to the loss."""
@@ -57,8 +50,8 @@ class Task(Protocol[B]):
     def collate(self, split: str, indices: np.ndarray) -> B:
         """Pad the examples to a batch, a function of the indices alone: another thread runs it ahead."""
 
-    def loss(self, model: nn.Module, batch: B) -> Loss:
-        """Return the training loss of a batch."""
+    def loss(self, model: nn.Module, batch: B) -> Tensor:
+        """Return the training loss summed over the batch's units, so that sums over batches are exact."""
 
     def validate(
         self, model: nn.Module, split: str, *, watch: str = "loss", progress: Progress = SILENT

@@ -18,7 +18,7 @@ from diffwindow.progress import SILENT, Progress
 from diffwindow.special_tokens import PAD
 from diffwindow.tasks.entries import TaskOptions
 from diffwindow.tasks.metrics import bleu_of, bleu_terms, word_perplexity
-from diffwindow.tasks.task import Loss, TensorBatch, sweep
+from diffwindow.tasks.task import TensorBatch, sweep
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,12 @@ class Translation:
         labels = rows["target"]
         return TranslationBatch(int((labels != PAD).sum()), rows["source"], shift_right(labels), labels)
 
-    def loss(self, model: nn.Module, batch: TranslationBatch) -> Loss:
+    def loss(self, model: nn.Module, batch: TranslationBatch) -> Tensor:
         """Return the label-smoothed cross-entropy of the labels."""
         scored = cast(Translator, model).loss(
             batch.source, batch.target, batch.labels, label_smoothing=self.options.label_smoothing
         )
-        return Loss(scored.total, batch.units)
+        return scored.total
 
     def validate(
         self, model: nn.Module, split: str, *, watch: str = "loss", progress: Progress = SILENT

@@ -138,12 +138,12 @@ class Objective(nn.Module, Generic[B]):
             torch.autocast(self._device_type, dtype=self._dtype, enabled=self._dtype is not None),
             watching,
         ):
-            loss = self._task.loss(self.model, batch)
-        total, spans = loss.total, mean_span(self.model)
+            total = self._task.loss(self.model, batch)
+        spans = mean_span(self.model)
         if spans is not None:
-            total = total + loss.units * self._span_penalty * spans
+            total = total + batch.units * self._span_penalty * spans
         if windows:
-            total = total + loss.units * self._window_penalty * torch.stack(windows).mean()
+            total = total + batch.units * self._window_penalty * torch.stack(windows).mean()
         return total
 
 
