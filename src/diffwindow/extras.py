@@ -29,7 +29,7 @@ class MissingExtraError(ModuleNotFoundError):
     """An optional package is not installed; the message names the extra that installs it."""
 
 
-def missing(package: str) -> MissingExtraError:
+def missing_error(package: str) -> MissingExtraError:
     """Return the error for a package of an extra that is not installed."""
     extra = next(extra for extra, packages in EXTRAS.items() if package in packages)
     return MissingExtraError(
@@ -37,7 +37,7 @@ def missing(package: str) -> MissingExtraError:
     )
 
 
-def optional(package: str) -> bool:
+def is_optional(package: str) -> bool:
     """Return whether a package belongs to an extra."""
     return any(package in packages for packages in EXTRAS.values())
 
@@ -49,4 +49,4 @@ def require(*packages: str) -> None:
     """
     for package in packages:
         if find_spec(package) is None:
-            raise missing(package)
+            raise missing_error(package)

@@ -163,7 +163,7 @@ def test_a_page_is_written_to_the_file_behind_a_link(run, tmp_path):
             "--role Cr: the model has no such attention; give Enc",
         ),
         ((" ",), "there is no word in the text"),
-        (("--row", "3"), "give one with --data DIR"),
+        (("--row", "3"), "give one: data=DIR, or --data DIR"),
         (("a text", "--target", "b"), "a classifier reads one text"),
         (("a text", "--out", "nowhere/a.html"), "there is no such folder"),
     ],

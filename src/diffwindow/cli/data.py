@@ -200,7 +200,6 @@ def _check_exists(path: Path | None, option: str = "") -> Path:
 def _prepare(
     recipe: Recipe, out: Path, tokenizer: Path | None, workers: int | None, *, skip_bad: bool, dry_run: bool
 ) -> None:
-
     count = workers or data_prepare.usual_workers(recipe)
     try:
         if dry_run:

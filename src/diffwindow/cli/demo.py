@@ -105,7 +105,6 @@ def demo(
 
 
 def _train(out: Path, attention: str, *, seed: int, updates: int, rows: int) -> Path:
-
     settings: dict[str, Any] = {
         "attention": attention,
         "data.path": str(_prepare_corpus(out, seed=seed, rows=rows).resolve()),
@@ -143,7 +142,6 @@ def _prepare_corpus(out: Path, *, seed: int, rows: int) -> Path:
 
 
 def _evaluate(run: Path, store: Path) -> tuple[ModelFolder, Evaluation]:
-
     trained = tasks_model_folder.ModelFolder.read(run)
     return trained, evaluation_evaluate.evaluate_model(
         trained, trained.task(data_store.Store.open(store)), "test", Decoding()

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from diffwindow.cli.library import data_lines, training_failures
-from diffwindow.extras import missing, optional
+from diffwindow.extras import is_optional, missing_error
 
 OUT_OF_MEMORY = "out of memory; use a smaller model or smaller batches"
 WORKER_DIED = (
@@ -35,9 +35,9 @@ def report_errors() -> Iterator[None]:
             text = f"{place}: {error.strerror}" if place else error.strerror
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
-        if not optional(package):
+        if not is_optional(package):
             raise
-        text = str(missing(package))
+        text = str(missing_error(package))
     except MemoryError:
         text = OUT_OF_MEMORY
     except BrokenExecutor:

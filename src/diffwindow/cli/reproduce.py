@@ -87,7 +87,9 @@ def reproduce(
     )
     if full_table.extra == "figure":
         _draw(reproduce_jobs.jobs_of(full_table, chosen_scale, numbers[:1], out), folder)
-    speeds = _speeds(full_table, asked[0]) if full_table.extra == "speed" else None
+    speeds = None
+    if full_table.extra == "speed":
+        speeds = reproduce_cost.relative_speeds(full_table, asked[0].experiment, asked[0].store)
     write_last_report(
         reproduce_findings.findings(full_table, chosen_scale, outcomes, command, speeds), outcomes, folder
     )
@@ -140,11 +142,6 @@ def _draw(jobs: Sequence[Job], folder: Path) -> None:
             plain.folder, windowed.folder, plain.store, folder / reproduce_report.FIGURE
         )
         print(folder / reproduce_report.FIGURE)
-
-
-def _speeds(table: Table, job: Job) -> dict[str, float]:
-
-    return reproduce_cost.relative_speeds(table, job.experiment, job.store)
 
 
 def split_names(names: str) -> list[str]:

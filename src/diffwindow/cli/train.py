@@ -144,7 +144,6 @@ def list_all() -> None:
 
 
 def _list_presets() -> None:
-
     for name in tasks_entries.TASKS:
         print(f"{name:16} {name:14} your own data: sizes suit the prepared corpus of --data")
     for name in tasks_presets.NAMES:

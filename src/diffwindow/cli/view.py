@@ -191,7 +191,6 @@ def _read_example(
     split: str,
     row: int | None,
 ) -> Example:
-
     if row is None:
         assert text is not None
         return inference_attention.complete(
@@ -221,7 +220,6 @@ def _write(
     figures: list[Path],
     place: tuple[str | None, int | None, Head],
 ) -> None:
-
     trace = inference_attention.trace_example(trained, example)
     against = (
         None
@@ -265,7 +263,6 @@ def _statistics(
     title: str,
     as_json: bool,
 ) -> None:
-
     traces = (inference_attention.trace_example(trained, example) for example in examples)
     rows = evaluation_windows.window_statistics(traces, tolerance=tolerance)
     spans = [view_figures.Span(row.role, row.layer, row.head + 1, row.start, row.end) for row in rows]
@@ -280,7 +277,6 @@ def _statistics(
 
 
 def _serve(trained: ModelFolder, other: ModelFolder | None, *, host: str, port: int) -> None:
-
     require("starlette", "uvicorn")
     limits = inference_server.Limits()
     translates = isinstance(trained.model, models_translator.Translator)
