@@ -10,6 +10,7 @@ from torch.func import grad, hessian, jacrev, jvp, vmap
 from torch.testing import assert_close
 
 from diffwindow import Boundaries, WindowAttention, ops
+from samples.small_models import language_model, tokens
 
 # torch's own forward-mode rules still use its old compiler
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit")
@@ -68,6 +69,8 @@ def test_torchs_old_tracer_is_refused():
         torch.jit.trace(WindowAttention(8, 2).eval(), (x, x, x))
     with pytest.raises(RuntimeError, match=r"^torch.jit.trace cannot .*; use torch.export.export$"):
         torch.jit.trace(loss, TENSORS[0])
+    with pytest.raises(RuntimeError, match=r"^torch.jit.trace cannot .*; use torch.export.export$"):
+        torch.jit.trace(language_model("Global"), tokens(2, 3))
     with pytest.raises(RuntimeError, match=r"^torch.jit.script cannot .*; use torch.export.export$"):
         torch.jit.script(WindowAttention(8, 2))
 

@@ -236,10 +236,33 @@ def check_positions(name: str, x: object) -> None:
         raise TypeError(f"{name} is {dtype}; pass integers, the indices of keys")
 
 
+def check_tokens(name: str, tokens: object, mask: object = None) -> None:
+    """Raise unless `tokens` are ids `[batch, length]`, and `mask`, if any, has a boolean for each."""
+    check_not_traced()
+    check_tensor(name, tokens)
+    ids = cast(Tensor, tokens)
+    if ids.dtype not in (torch.int64, torch.int32):
+        raise TypeError(f"{name} is {ids.dtype}; pass the ids of tokens, as torch.int64")
+    if ids.dim() != 2:
+        raise ValueError(f"{name} has shape {list(ids.shape)}, not [batch, length]")
+    if mask is not None:
+        check_mask(f"the mask of {name}", mask)
+        shape = cast(Tensor, mask).shape
+        if shape != ids.shape:
+            raise ValueError(f"the mask of {name} has shape {list(shape)}, not {list(ids.shape)}")
+
+
+def check_text(name: str, value: object) -> str:
+    """Return `value`; raise unless it is a str."""
+    if not isinstance(value, str):
+        raise TypeError(f"{name} is {_kind(value)}; pass a str")
+    return value
+
+
 def check_not_traced() -> None:
     """Raise under torch.jit.trace, which would keep the sizes and choices of one call for all."""
     if not torch.compiler.is_compiling() and torch._C._get_tracing_state() is not None:
-        raise RuntimeError("torch.jit.trace cannot record window attention; use torch.export.export")
+        raise RuntimeError("torch.jit.trace cannot record our attention; use torch.export.export")
 
 
 def check_scale(scale: float | None) -> None:

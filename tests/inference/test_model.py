@@ -162,8 +162,13 @@ def test_attention_is_a_trace(folders):
             "a translator, which does not generate",
         ),
         (["translator"], lambda m: m.score(["a"]), TypeError, r"item 0 is not a pair; .* \(source, target\)"),
-        (["language"], lambda m: m.score([("a", "b")]), TypeError, "text 0 is a tuple, not a str"),
-        (["language"], lambda m: m.score("a"), TypeError, "a single str was passed; pass a list of texts"),
+        (["language"], lambda m: m.score([("a", "b")]), TypeError, "text 0 is of type tuple; pass a str"),
+        (["language"], lambda m: m.score("a"), TypeError, "the texts are 'a'; pass a list of texts"),
+        (["classifier"], lambda m: m.predict(None), TypeError, "the texts are None; pass a list of texts"),
+        (["translator"], lambda m: m.score(None), TypeError, "the texts are None; pass a list of texts"),
+        (["translator"], lambda m: m.score([None]), TypeError, "item 0 is not a pair"),
+        (["language"], lambda m: m.generate(None), TypeError, "prompt is None; pass a str"),
+        (["classifier"], lambda m: m.attention(b"x"), TypeError, "text is of type bytes; pass a str"),
         (["translator", "second"], lambda m: m.attention("a"), ValueError, "load one of its models"),
         (
             ["translator", "second"],
@@ -173,6 +178,7 @@ def test_attention_is_a_trace(folders):
         ),
     ],
 )
+@pytest.mark.usefixtures("unchecked")
 def test_mistakes_are_named(folders, names, call, error, message):
     model = diffwindow.load([folders[name] for name in names])
     with pytest.raises(error, match=message):

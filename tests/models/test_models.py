@@ -149,3 +149,31 @@ def test_maps_are_the_attention_that_is_used(model):
     x, _, output = inputs[0]
     values = block.attention.key_heads(block.attention.project_keys(x))[-1]
     assert_close(block.leave(x, block.attention._merge_heads(attend(maps[0].weights, values))), output)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("inputs", "error", "message"),
+    [
+        ((None,), TypeError, "tokens is None; pass a torch.Tensor"),
+        ((torch.ones(2, 3),), TypeError, "tokens is torch.float32; pass the ids of tokens"),
+        ((torch.ones(3).long(),), ValueError, "tokens has shape [3], not [batch, length]"),
+        ((torch.full((2, 3), 30),), ValueError, "are from 30 to 30, but the vocabulary has 30"),
+        ((tokens(2, 3), torch.ones(2, 3)), TypeError, "the mask of tokens is torch.float32; pass a boolean"),
+        ((tokens(2, 3), torch.ones(2, 4).bool()), ValueError, "of tokens has shape [2, 4], not [2, 3]"),
+    ],
+)
+def test_wrong_inputs_are_named(inputs, error, message):
+    for model in (classifier("Global"), language_model("Global")):
+        with pytest.raises(error) as caught:
+            model(*inputs)
+        assert message in str(caught.value)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_wrong_targets_are_named():
+    model = translator("Global")
+    with pytest.raises(TypeError, match=r"target is of type list; pass a torch.Tensor"):
+        model(tokens(2, 3), [[1, 2]])
+    with pytest.raises(ValueError, match="there are 2 sources and 3 targets; pass as many of both"):
+        model(tokens(2, 3), tokens(3, 4))

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from diffwindow.checks import check_text
 from diffwindow.data.store import Store
 from diffwindow.decoding import Decoding
 from diffwindow.decoding.beam import beam_search
@@ -42,6 +43,9 @@ def attention_trace(
 
 def text_example(trained: ModelFolder, text: str, *, target: str | None = None) -> Example:
     """Encode a text as the model's corpus was."""
+    check_text("text", text)
+    if target is not None:
+        check_text("target", target)
     translates = isinstance(trained.model, Translator)
     if target is not None and not translates:
         raise ValueError(f"a {trained.model.config.model} reads one text; leave the target out")

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from diffwindow.checks import check_text
 from diffwindow.data.store import Store
 from diffwindow.data.tokenizer import Tokenizer
 from diffwindow.decoding import Decoding
@@ -19,6 +20,7 @@ from diffwindow.decoding.generate import GENERATION, continue_text
 from diffwindow.decoding.translate import Output, translate_texts
 from diffwindow.evaluation.evaluate import Evaluation, evaluate_model
 from diffwindow.inference.attention import attention_trace
+from diffwindow.messages import quote
 from diffwindow.models.classifier import Classifier
 from diffwindow.models.language_model import LanguageModel
 from diffwindow.models.loss import token_log_probs
@@ -214,7 +216,7 @@ class LoadedModel:
         return continue_text(
             model,
             member.tokenizer,
-            prompt,
+            check_text("prompt", prompt),
             decoding or GENERATION,
             moses=member.record.moses.get("text"),
             running_text=member.record.options.block_size is not None,
@@ -254,20 +256,20 @@ def _check_ensemble(members: Sequence[ModelFolder]) -> None:
 
 
 def _texts(texts: Sequence[object]) -> list[str]:
-    if isinstance(texts, str):
-        raise TypeError("a single str was passed; pass a list of texts")
-    checked = []
-    for index, text in enumerate(texts):
-        if not isinstance(text, str):
-            raise TypeError(f"text {index} is a {type(text).__name__}, not a str")
-        checked.append(text)
-    return checked
+    _check_list(texts)
+    return [check_text(f"text {index}", text) for index, text in enumerate(texts)]
+
+
+def _check_list(texts: object) -> None:
+    if isinstance(texts, str | bytes) or not isinstance(texts, Iterable):
+        raise TypeError(f"the texts are {quote(texts)}; pass a list of texts")
 
 
 def _pair_columns(pairs: Sequence[str | tuple[str, str]]) -> tuple[list[str], list[str]]:
+    _check_list(pairs)
     columns: tuple[list[str], list[str]] = [], []
     for index, pair in enumerate(pairs):
-        if isinstance(pair, str) or len(pair) != 2:
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise TypeError(f"item {index} is not a pair; a translator scores (source, target)")
         for column, text in zip(columns, pair, strict=True):
             column.append(text)

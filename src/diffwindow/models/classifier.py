@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from diffwindow.attention.visibility import Visibility, padded_visibility
+from diffwindow.checks import check_tokens
 from diffwindow.models.config import Depth, ModelConfig, Size
 from diffwindow.models.layers import AttentionBlock, TokenEmbedding, TransformerStack
 from diffwindow.models.model import Model
@@ -63,7 +64,7 @@ class Classifier(Model[ClassifierConfig]):
         self, tokens: Int[Tensor, "b n"], mask: Bool[Tensor, "b n"] | None = None
     ) -> Float[Tensor, "b classes"]:
         """Return the logits of the classes."""
-        mask = tokens != PAD if mask is None else mask
+        mask = _real(tokens, mask)
         real = mask[:, :, None]
         hidden = self._encode(tokens, padded_visibility(mask))
         mean = hidden.masked_fill(~real, 0.0).sum(1) / real.sum(1).clamp(min=1)
@@ -83,7 +84,7 @@ class Classifier(Model[ClassifierConfig]):
         self, tokens: Int[Tensor, "b n"], mask: Bool[Tensor, "b n"] | None = None
     ) -> Float[Tensor, "b n d"]:
         """Run the encoder."""
-        return self._encode(tokens, padded_visibility(tokens != PAD if mask is None else mask))
+        return self._encode(tokens, padded_visibility(_real(tokens, mask)))
 
     def attention_blocks(self) -> dict[Role, list[AttentionBlock]]:
         """Return the attention of each role and layer."""
@@ -94,3 +95,8 @@ class Classifier(Model[ClassifierConfig]):
             self.embedding(tokens, visibility.positions(tokens.shape[1])), visibility
         )
         return output
+
+
+def _real(tokens: Tensor, mask: Tensor | None) -> Tensor:
+    check_tokens("tokens", tokens, mask)
+    return tokens != PAD if mask is None else mask

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from diffwindow.attention.cache import KeyCache
 from diffwindow.attention.visibility import padded_visibility
+from diffwindow.checks import check_tokens
 from diffwindow.models.config import Depth, ModelConfig
 from diffwindow.models.decoding_state import DecodingState
 from diffwindow.models.layers import AttentionBlock, TokenEmbedding, TransformerStack
@@ -114,6 +115,7 @@ class LanguageModel(Model[LanguageModelConfig]):
         return {"Dec": self.decoder.self_blocks()}
 
     def _run(self, tokens: Tensor, mask: Tensor | None, caches: list[KeyCache]) -> Tensor:
+        check_tokens("tokens", tokens, mask)
         visibility = padded_visibility(mask, is_causal=True)
         x = self.embedding(tokens, visibility.positions(tokens.shape[1]))
         output: Tensor = self.decoder(x, visibility, caches=caches)

@@ -49,7 +49,13 @@ class TokenEmbedding(nn.Module):
         self, tokens: Int[Tensor, "*lead"], positions: Int[Tensor, "*lead"] | None = None
     ) -> Float[Tensor, "*lead d"]:
         """Embed tokens and add the sinusoids, if any, of positions, which count along the last dimension."""
-        rows = F.embedding(tokens, self.weight, padding_idx=PAD) * math.sqrt(self.weight.shape[1])
+        try:
+            rows = F.embedding(tokens, self.weight, padding_idx=PAD) * math.sqrt(self.weight.shape[1])
+        except IndexError:
+            raise ValueError(
+                f"the ids of the tokens are from {tokens.min()} to {tokens.max()}, but the vocabulary has "
+                f"{self.weight.shape[0]}; encode the text with the model's tokenizer"
+            ) from None
         if self.positions != "sinusoidal":
             return rows
         if positions is None:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from diffwindow.attention.cache import KeyCache
 from diffwindow.attention.visibility import Visibility, padded_visibility
+from diffwindow.checks import check_tokens
 from diffwindow.models.config import Depth, ModelConfig
 from diffwindow.models.decoding_state import DecodingState
 from diffwindow.models.layers import AttentionBlock, TokenEmbedding, TransformerStack
@@ -99,6 +100,11 @@ class Translator(Model[TranslatorConfig]):
     ) -> Float[Tensor, "b t d"]:
         """Run the encoder and the decoder, up to what the logits are made from."""
         visibility = _source_visibility(source, source_mask)
+        check_tokens("target", target)
+        if len(target) != len(source):
+            raise ValueError(
+                f"there are {len(source)} sources and {len(target)} targets; pass as many of both"
+            )
         memory = self.decoder.project_memory(self._encode(source, visibility))
         # Targets are padded on the right, where no real token looks: the causal mask is all they need.
         causal = Visibility(is_causal=True)
@@ -142,4 +148,5 @@ class Translator(Model[TranslatorConfig]):
 
 
 def _source_visibility(source: Tensor, source_mask: Tensor | None) -> Visibility:
+    check_tokens("source", source, source_mask)
     return padded_visibility(source != PAD if source_mask is None else source_mask)
