@@ -1,3 +1,4 @@
+import json
 import os
 import re
 import signal
@@ -59,6 +60,7 @@ def test_prepares_tsv_and_text(run, tmp_path):
     assert run("prepare", "--tsv", tmp_path / "a.tsv", "--vocab-size", 270, "--out", tmp_path / "t")[0] == 0
     assert run("prepare", "--text", tmp_path / "a.tsv", "--vocab-size", 270, "--out", tmp_path / "l")[0] == 0
     assert Store.open(tmp_path / "l").task == "language-model"
+    assert json.loads((tmp_path / "l/manifest.json").read_text())["task"] == "lm", "as in older stores"
 
 
 def test_names_that_are_not_utf8_are_read(run, tmp_path):

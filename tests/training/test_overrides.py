@@ -121,6 +121,9 @@ def test_a_file_without_a_preset_names_its_task(tmp_path):
     assert (config.name, config.task.kind, config.train.max_updates) == ("mine", "classification", 9)
     # the values that all presets of the task have
     assert (config.train.watch, config.train.final) == ("accuracy", "best")
+    # the name before version 0.3
+    path.write_text("task: {kind: lm}\ndata: {path: none}\ntrain: {max_updates: 9}\n")
+    assert resolve(str(path)).task.kind == "language-model"
 
 
 def test_a_missing_file_is_one_sentence():

@@ -34,9 +34,6 @@ def full_name(task: Any) -> Any:
     return next((name for name, short in _STORED_NAMES.items() if short == task), task)
 
 
-TaskName = Annotated[str, BeforeValidator(full_name)]
-
-
 def is_store(folder: Path) -> bool:
     """Return whether a folder holds a prepared corpus, whole or damaged, rather than raw files."""
     return (folder / MANIFEST).exists()
@@ -292,7 +289,7 @@ class Manifest(_Part):
     """What a store holds and what it was made from."""
 
     format: Literal[1] = FORMAT
-    task: TaskName
+    task: Annotated[str, BeforeValidator(full_name)]
     tokenizer: TokenizerEntry
     settings: StoreSettings
     options: dict[str, Any] | None = None

@@ -8,12 +8,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
-from diffwindow.data.store import TaskName
-from diffwindow.messages import check_choice, nearest, quote
+from diffwindow.data.store import full_name
+from diffwindow.messages import nearest, quote
 from diffwindow.tasks.entries import TASKS, TaskOptions
 
 # the layout of a run folder
@@ -29,14 +37,13 @@ Positive = Annotated[float, Field(gt=0.0)]
 NonNegative = Annotated[float, Field(ge=0.0)]
 Momentum = Annotated[float, Field(ge=0.0, lt=1.0)]
 
+if TYPE_CHECKING:
+    TaskKind = str
+else:
+    TaskKind = Literal[*TASKS]
 Schedule = Literal["inverse_sqrt", "constant", "linear", "cosine"]
 Precision = Literal["fp32", "bf16", "fp16", "auto"]
 Final = Literal["last", "best", "average"]
-
-
-def _known_task(name: str) -> str:
-    check_choice("task.kind", name, list(TASKS))
-    return name
 
 
 def _file_name(name: str) -> str:
@@ -68,7 +75,7 @@ class DataConfig(Section):
 class TaskConfig(TaskOptions):
     """The kind of task and its options."""
 
-    kind: Annotated[TaskName, AfterValidator(_known_task)]
+    kind: Annotated[TaskKind, BeforeValidator(full_name)]
     """What the model does."""
 
     @property
