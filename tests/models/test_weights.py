@@ -16,7 +16,6 @@ from diffwindow.models.weights import (
     CheckpointError,
     ModelFileError,
     average_weights,
-    last_checkpoints,
     write_manifest,
 )
 
@@ -195,16 +194,6 @@ def test_the_average_keeps_the_type_and_sums_in_fp32(tmp_path):
     assert tensors["w"].dtype == torch.bfloat16
     # A sum in bfloat16, which has no 257, would lose the ones and give 85.5.
     assert tensors["w"].item() == 86.0
-
-
-def test_the_last_checkpoints_are_those_with_the_highest_numbers(tmp_path):
-    for name in ("run-9", "run-10", "run-100", "best", "00000200.damaged", ".00000300.tmp"):
-        (tmp_path / name).mkdir()
-        save_file({"w": torch.zeros(1)}, tmp_path / name / "model.safetensors")
-    found = last_checkpoints(tmp_path, 2)
-    assert [path.parent.name for path in found] == ["run-10", "run-100"]
-    with pytest.raises(ModelFileError, match="has 3 numbered checkpoints; the last 4 are not there"):
-        last_checkpoints(tmp_path, 4)
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "checkpoint.json"])

@@ -8,7 +8,7 @@ import torch
 
 from diffwindow.models import weights
 from diffwindow.models.classifier import Classifier, ClassifierConfig
-from diffwindow.models.weights import CheckpointError, ModelFileError, last_checkpoints, write_folder
+from diffwindow.models.weights import CheckpointError, ModelFileError, write_folder
 from diffwindow.tasks.model_folder import ModelFolder, Record
 from samples.tiny_tasks import of
 
@@ -44,10 +44,10 @@ def test_files_are_hashed_and_flushed_once(agreement_store, tmp_path, monkeypatc
 
 def test_the_average_is_the_mean_of_each_weight(tmp_path):
     models = [model() for _ in range(3)]
-    for update, one in enumerate(models):
-        one.save_pretrained(tmp_path / f"update-{update * 50}")
-    first_two = [tmp_path / "update-0", tmp_path / "update-50" / "model.safetensors"]
-    for sources, averaged in ((first_two, models[:2]), (last_checkpoints(tmp_path, 2), models[1:])):
+    for name, one in zip("abc", models, strict=True):
+        one.save_pretrained(tmp_path / name)
+    first = [tmp_path / "a", tmp_path / "b" / "model.safetensors"]
+    for sources, averaged in ((first, models[:2]), ([tmp_path / "b", tmp_path / "c"], models[1:])):
         # the second replaces the first
         ModelFolder.average(sources, tmp_path / "average")
         for name, tensor in Classifier.from_pretrained(tmp_path / "average").state_dict().items():

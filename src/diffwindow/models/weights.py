@@ -110,23 +110,6 @@ def average_weights(paths: Sequence[Path]) -> tuple[dict[str, Tensor], str | Non
     return {name: (x / len(paths)).to(dtypes[name]) for name, x in total.items()}, config
 
 
-def last_checkpoints(folder: Path, count: int) -> list[Path]:
-    """Return the weight files of the `count` last checkpoints in a folder, oldest first.
-
-    Checkpoints are folders with weights, or weight files; the number at the end of a name, the update, orders
-    them. Names that end otherwise, such as those of folders put aside, do not count.
-    """
-    files = [path / WEIGHTS for path in folder.glob("*") if (path / WEIGHTS).is_file()]
-    files += [path for path in folder.glob("*.safetensors") if path.name != WEIGHTS]
-    updates = {path: _update(folder, path) for path in files}
-    numbered = sorted((path for path in files if updates[path] >= 0), key=lambda path: updates[path])
-    if not 1 <= count <= len(numbered):
-        raise ModelFileError(
-            f"{folder} has {len(numbered)} numbered checkpoints; the last {count} are not there"
-        )
-    return numbered[-count:]
-
-
 def write_manifest(folder: Path, state: dict[str, Any], names: Collection[str] | None = None) -> None:
     """Hash the files of a folder, or those of `names` that are there, and write its manifest."""
     listed = (path.name for path in folder.iterdir()) if names is None else names
@@ -202,12 +185,6 @@ def verify(folder: Path) -> dict[str, Any]:
 
 def _digest(manifest: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-
-
-def _update(folder: Path, path: Path) -> int:
-    name = path.relative_to(folder).parts[0].removesuffix(".safetensors")
-    number = re.search(r"\d+$", name)
-    return int(number[0]) if number else -1
 
 
 def _summand(path: Path, file: Any, name: str) -> Tensor:

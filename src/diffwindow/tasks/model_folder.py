@@ -108,9 +108,9 @@ class ModelFolder:
     def average(sources: Sequence[Folder], target: Folder, *, updates: Sequence[int] = ()) -> None:
         """Write the average of models, each a folder or a weight file saved from one, to a model folder.
 
-        `weights.last_checkpoints(run, 5)` gives the last five of a training run. Folders with a manifest are
-        verified first. The config comes from the weights, tokenizer and record from the last source that has
-        them. An average or the model of a run that is at `target` already is replaced.
+        Folders with a manifest are verified first. The config comes from the weights, tokenizer and record
+        from the last source that has them. An average or the model of a run that is at `target` already is
+        replaced.
         """
         files = [Path(source) / WEIGHTS if Path(source).is_dir() else Path(source) for source in sources]
         for file in files:
