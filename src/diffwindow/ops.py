@@ -139,20 +139,32 @@ def window_attention(
     >>> window_attention(q, k, v, boundaries, local=(q, k), is_causal=True)[0, 0, :, 0].round(decimals=4)
     tensor([1., 1., 1.])
     """
-    chosen = read_options(options)
+    return attend(q, k, v, boundaries, local, read_options(options), impl)
+
+
+def attend(
+    q: Float[Tensor, "b h q e"],
+    k: Float[Tensor, "b h k e"],
+    v: Float[Tensor, "b h k w"],
+    boundaries: Boundaries,
+    local: Local | None,
+    options: Options,
+    impl: Impl,
+) -> Float[Tensor, "b h q w"]:
+    """Compute `window_attention` with options that were read before."""
     if impl in ("auto", "cpu"):
-        out = single_query.attend(q, k, v, boundaries, local, chosen)
+        out = single_query.attend(q, k, v, boundaries, local, options)
         if out is not None:
             return out
     check_tensors(q, k, v, boundaries, local)
-    check_options(q, k, chosen, additive=local is not None)
+    check_options(q, k, options, additive=local is not None)
     widest = max(x.shape[-1] * x.element_size() for x in (q, v, *boundaries, *(local or ())))
-    backend = choose_impl(impl, q, _needs(widest, chosen))
+    backend = choose_impl(impl, q, _needs(widest, options))
     # One seed for all: gradient mode may change the implementation between a forward and its recomputation.
-    seed = functional.draw_seed(q) if chosen.dropout_p > 0 else None
+    seed = functional.draw_seed(q) if options.dropout_p > 0 else None
     if backend != "reference":
-        return operator.window_attention(q, k, v, boundaries, local, chosen, seed, backend)
-    return _attend(q, k, v, boundaries, local, chosen, seed)
+        return operator.window_attention(q, k, v, boundaries, local, options, seed, backend)
+    return _attend_plainly(q, k, v, boundaries, local, options, seed)
 
 
 @show_options(CallOptions)
@@ -257,7 +269,7 @@ def _needs(widest: int, options: Options) -> tuple[Feature, ...]:
     return tuple(feature for feature, wanted in asked.items() if wanted)
 
 
-def _attend(
+def _attend_plainly(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -321,7 +333,7 @@ def _reference(call: operator.Call) -> Tensor:
     local = None if call.q_local is None or call.k_local is None else (call.q_local, call.k_local)
     shared = {name: getattr(call, name) for name in Options._fields if name != "expectation"}
     options = Options(**shared, expectation="exact" if call.exact else "paper")
-    return _attend(call.q, call.k, call.v, boundaries, local, options, call.seed)
+    return _attend_plainly(call.q, call.k, call.v, boundaries, local, options, call.seed)
 
 
 operator.use_reference(_reference)

@@ -216,7 +216,7 @@ class WindowAttention(StackedAttention, WindowModule):
 
     def _attend(self, queries: Queries, keys: Keys, visibility: Visibility) -> Float[Tensor, "b q d"]:
         q, k, v, boundaries, local = self.split_heads(queries, keys)
-        options = self._call_options(visibility, q, keys)._replace(dropout_p=self._active_dropout())
+        options = self._call_options(visibility, q, keys, dropout_p=self._active_dropout())
         return self._merge_heads(self._window_heads(q, k, v, boundaries, local, options))
 
     def maps(self, queries: Queries, keys: Keys, visibility: Visibility = EVERYTHING) -> Maps:
@@ -233,12 +233,14 @@ class WindowAttention(StackedAttention, WindowModule):
         local = (q_local[0], k_local[0]) if self.window == "additive" else None
         return q, k, v, ops.Boundaries(q_left, k_left, q_right, k_right), local
 
-    def _call_options(self, visibility: Visibility, q: Tensor, keys: Tensor) -> Options:
+    def _call_options(
+        self, visibility: Visibility, q: Tensor, keys: Tensor, dropout_p: float = 0.0
+    ) -> Options:
         """Join the window's options with what is visible, and the scores of relative positions, if any."""
         if self.key_table is not None:
             distances = distance_scores(q, self.key_table, keys.shape[1])
             visibility = visibility._replace(attn_bias=visibility.biased(distances))
-        return self.options._replace(**visibility._asdict())
+        return self.options._replace(dropout_p=dropout_p, **visibility._asdict())
 
     @property
     def in_proj_weight(self) -> "_NoFastPath":

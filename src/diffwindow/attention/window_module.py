@@ -31,7 +31,7 @@ class WindowModule(nn.Module):
         options: Options,
     ) -> Float[Tensor, "b h q w"]:
         """Attend through the window, opened by the gate."""
-        heads = ops.window_attention(q, k, v, boundaries, local, impl=self.impl, **options._asdict())
+        heads = ops.attend(q, k, v, boundaries, local, options, self.impl)
         if self.gate is None:
             return heads
         # dropout is drawn anew, apart from that of the windowed heads

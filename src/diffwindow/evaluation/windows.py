@@ -140,15 +140,9 @@ def mean_window(
         segment_origin=visibility.segment_origin,
         normalize=False,
     )
-    means = ops.window_attention(
-        q.new_zeros(*q.shape[:3], 1),
-        k.new_zeros(*k.shape[:3], 1),
-        v.new_ones(*v.shape[:3], 1),
-        boundaries,
-        impl=attention.impl,
-        **options._asdict(),
-    )
-    return means.float().mean()
+    zero_q, zero_k = q.new_zeros(*q.shape[:3], 1), k.new_zeros(*k.shape[:3], 1)
+    ones = v.new_ones(*v.shape[:3], 1)
+    return ops.attend(zero_q, zero_k, ones, boundaries, None, options, attention.impl).float().mean()
 
 
 # enough for a share to two digits, and few beside a validation
