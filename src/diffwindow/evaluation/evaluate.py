@@ -45,7 +45,7 @@ class Evaluation:
 
 
 def evaluate_model(
-    trained: ModelFolder, task: StoreTask, split: str, decoding: Decoding, *, progress: Progress = SILENT
+    trained: ModelFolder, task: StoreTask[Any], split: str, decoding: Decoding, *, progress: Progress = SILENT
 ) -> Evaluation:
     """Evaluate a model on a split of its task's store."""
     evaluation: Evaluation = load_named(TASKS[task.store.task].evaluate)(

@@ -1,6 +1,6 @@
 """Classification: labelled texts of a store, and the Classifier trained on them."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, cast
 
@@ -12,12 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from diffwindow.data.batching import collate
-from diffwindow.data.store import Store
 from diffwindow.models.classifier import Classifier, ClassifierConfig
 from diffwindow.models.model import evaluating
 from diffwindow.progress import SILENT, Progress
-from diffwindow.tasks.entries import TaskOptions
-from diffwindow.tasks.task import TensorBatch, sweep
+from diffwindow.tasks.task import StoreTask, TensorBatch, sweep
 
 
 @dataclass(frozen=True)
@@ -37,7 +35,7 @@ class Predictions:
 
 
 @dataclass(frozen=True)
-class Classification:
+class Classification(StoreTask[ClassifierConfig]):
     """A labelled corpus and the model that classifies it; only the first `max_length` tokens are read.
 
     `classes` has the model's class of each label of the store, by number; None: they are the same.
@@ -45,14 +43,7 @@ class Classification:
 
     metrics: ClassVar[tuple[str, ...]] = ("loss", "accuracy")
     unit: ClassVar[str] = "examples"
-    store: Store
-    config: ClassifierConfig
-    options: TaskOptions = field(default_factory=TaskOptions)
     classes: tuple[int, ...] | None = None
-
-    def build_model(self) -> Classifier:
-        """Build the model, freshly initialised."""
-        return Classifier(self.config)
 
     def lengths(self, split: str) -> list[np.ndarray]:
         """Return the numbers of tokens that are read."""

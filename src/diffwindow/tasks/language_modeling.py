@@ -9,14 +9,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from diffwindow.data.batching import collate, collate_blocks, shift_right
-from diffwindow.data.store import Store
 from diffwindow.models.language_model import LanguageModel, LanguageModelConfig
 from diffwindow.models.model import evaluating
 from diffwindow.progress import SILENT, Progress
 from diffwindow.special_tokens import PAD
-from diffwindow.tasks.entries import TaskOptions
 from diffwindow.tasks.metrics import count_words, word_perplexity
-from diffwindow.tasks.task import TensorBatch, sweep
+from diffwindow.tasks.task import StoreTask, TensorBatch, sweep
 
 
 @dataclass(frozen=True)
@@ -28,7 +26,7 @@ class TextBatch(TensorBatch):
 
 
 @dataclass(frozen=True)
-class LanguageModeling:
+class LanguageModeling(StoreTask[LanguageModelConfig]):
     """A corpus of text and the model that predicts it.
 
     Without `block_size` each row stands by itself, from its beginning (1) to its end (2). With it, the rows
@@ -37,15 +35,8 @@ class LanguageModeling:
 
     metrics: ClassVar[tuple[str, ...]] = ("loss", "perplexity")
     unit: ClassVar[str] = "tokens"
-    store: Store
-    config: LanguageModelConfig
-    options: TaskOptions = field(default_factory=TaskOptions)
     # words by split: a run validates often, and decoding a split takes long
     _words: dict[str, int] = field(default_factory=dict, init=False, repr=False, compare=False)
-
-    def build_model(self) -> LanguageModel:
-        """Build the model, freshly initialised."""
-        return LanguageModel(self.config)
 
     def lengths(self, split: str) -> list[np.ndarray]:
         """Return the numbers of tokens of the rows or blocks."""

@@ -50,7 +50,7 @@ class Record(BaseModel):
     """Options of the task that the model was trained for."""
 
     @classmethod
-    def of(cls, task: StoreTask) -> Self:
+    def of(cls, task: StoreTask[Any]) -> Self:
         """Return the record of a task's model."""
         store, settings = task.store, task.store.manifest.settings
         return cls(
@@ -85,7 +85,7 @@ class ModelFolder:
     record: Record
 
     @classmethod
-    def of(cls, task: StoreTask, model: nn.Module, path: Path) -> Self:
+    def of(cls, task: StoreTask[Any], model: nn.Module, path: Path) -> Self:
         """Return the folder of a task's model, still to be written."""
         assert isinstance(model, Model)
         return cls(path, model, task.store.tokenizer, Record.of(task))
@@ -170,7 +170,7 @@ class ModelFolder:
         before = self.tokenizer.pretokenizer(self.record.moses.get(field))
         return [list(ids) for ids in self.tokenizer.encode_batch([before(text.strip()) for text in texts])]
 
-    def task(self, store: Store) -> StoreTask:
+    def task(self, store: Store) -> StoreTask[Any]:
         """Build the task of evaluating the model on a store with its vocabulary, Moses, languages, labels."""
         self.check_tokens(store)
         for field, language in self.record.languages.items():

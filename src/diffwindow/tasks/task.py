@@ -1,8 +1,8 @@
 """The Task protocol: all that the training loop knows of a task; tasks of stores, models of configs."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
-from typing import Any, Protocol, Self, TypeVar, runtime_checkable
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Generic, Protocol, Self, TypeVar, runtime_checkable
 
 import numpy as np
 from torch import Tensor, nn
@@ -27,6 +27,8 @@ class Batch(Protocol):
 
 
 B = TypeVar("B", bound=Batch)
+C = TypeVar("C", bound=ModelConfig)
+R = TypeVar("R")
 
 
 @runtime_checkable
@@ -62,23 +64,17 @@ class Task(Protocol[B]):
         """
 
 
-class StoreTask(Task[Any], Protocol):
-    """A task of ours, which holds its store, its model's config and its options."""
+@dataclass(frozen=True)
+class StoreTask(Task[Any], Generic[C]):
+    """A task of ours: a store, the config of its model, and options of the loss and the examples."""
 
-    @property
-    def store(self) -> Store:
-        """Return the corpus."""
+    store: Store
+    config: C
+    options: TaskOptions = field(default_factory=TaskOptions)
 
-    @property
-    def config(self) -> ModelConfig:
-        """Return the config of the model."""
-
-    @property
-    def options(self) -> TaskOptions:
-        """Return the options of the loss and the examples."""
-
-
-R = TypeVar("R")
+    def build_model(self) -> nn.Module:
+        """Build the model, freshly initialised from torch's generator."""
+        return self.config.build()
 
 
 @dataclass(frozen=True)
@@ -89,7 +85,7 @@ class TensorBatch:
 
     def to(self, device: str) -> Self:
         """Move the tensors to a device."""
-        values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        values: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self)}
         moved: dict[str, Any] = {name: v.to(device) for name, v in values.items() if isinstance(v, Tensor)}
         return replace(self, **moved)
 
@@ -122,7 +118,7 @@ def model_config(store: Store, settings: dict[str, Any]) -> ModelConfig:
     return config_class(**settings | corpus_fields(store))
 
 
-def task_of(store: Store, config: ModelConfig, options: TaskOptions | None = None) -> StoreTask:
+def task_of(store: Store, config: ModelConfig, options: TaskOptions | None = None) -> StoreTask[Any]:
     """Build the task of a store; raise if the model or an option is not for it."""
     entry, options = entry_of(store.manifest, store.folder), options or TaskOptions()
     if config.model != entry.kind:
@@ -142,5 +138,5 @@ def task_of(store: Store, config: ModelConfig, options: TaskOptions | None = Non
     for name, value in options.model_dump(exclude_defaults=True).items():
         if name not in entry.options:
             raise ValueError(f"{name}={value} is not an option of {store.task}; leave it out")
-    task: StoreTask = load_named(entry.task)(store, config, options)
+    task: StoreTask[Any] = load_named(entry.task)(store, config, options)
     return task

@@ -1,6 +1,6 @@
 """Translation: sentence pairs of a store, and the Translator trained on them."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, cast
 
 import numpy as np
@@ -8,7 +8,6 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from diffwindow.data.batching import collate, shift_right
-from diffwindow.data.store import Store
 from diffwindow.data.tokenizer import moses_detokenizer
 from diffwindow.decoding import Decoding
 from diffwindow.decoding.translate import translate
@@ -16,9 +15,8 @@ from diffwindow.models.model import evaluating
 from diffwindow.models.translator import Translator, TranslatorConfig
 from diffwindow.progress import SILENT, Progress
 from diffwindow.special_tokens import PAD
-from diffwindow.tasks.entries import TaskOptions
 from diffwindow.tasks.metrics import bleu_of, bleu_terms, word_perplexity
-from diffwindow.tasks.task import TensorBatch, sweep
+from diffwindow.tasks.task import StoreTask, TensorBatch, sweep
 
 
 @dataclass(frozen=True)
@@ -31,18 +29,11 @@ class TranslationBatch(TensorBatch):
 
 
 @dataclass(frozen=True)
-class Translation:
+class Translation(StoreTask[TranslatorConfig]):
     """A parallel corpus and the model that translates it."""
 
     metrics: ClassVar[tuple[str, ...]] = ("loss", "nll", "perplexity", "bleu")
     unit: ClassVar[str] = "tokens"
-    store: Store
-    config: TranslatorConfig
-    options: TaskOptions = field(default_factory=TaskOptions)
-
-    def build_model(self) -> Translator:
-        """Build the model, freshly initialised."""
-        return Translator(self.config)
 
     def lengths(self, split: str) -> list[np.ndarray]:
         """Return the numbers of source and of target tokens."""

@@ -151,7 +151,7 @@ class Run:
         raw = Path(data.path) if data.path else None
         return recipe_of(data.corpus, raw, rows=data.rows, seed=data.seed)
 
-    def task(self, store: Store) -> StoreTask:
+    def task(self, store: Store) -> StoreTask[Any]:
         """Return the run's task on a store."""
         return task_of(store, model_config(store, self.config.model_options), self.config.task.options)
 
@@ -350,7 +350,7 @@ def follow_start(draft: Draft) -> None:
         draft.values["attention"] = str(gated)
 
 
-def starting_model(task: StoreTask, start: Path) -> nn.Module:
+def starting_model(task: StoreTask[Any], start: Path) -> nn.Module:
     """Return the task's model with the weights of a trained one; added windows do not change its outputs."""
     trained = ModelFolder.read(start)
     trained.check_tokens(task.store)
