@@ -2,6 +2,7 @@
 
 import math
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import get_args
 
@@ -15,6 +16,7 @@ from torch import tensor
 from torch.testing import assert_close
 
 from diffwindow import ops
+from diffwindow.checks import CallOptions
 from diffwindow.ops import Boundaries
 
 KINDS = ["multiplicative", "additive"]
@@ -492,3 +494,11 @@ def test_doctor_lists_what_backends_lack():
     assert set(report) == {'impl="cpu"', 'impl="triton"'}
     assert "heads of more than 512 bytes" in report['impl="triton"']
     assert "on cpu: float32, bfloat16; without gradients of attn_bias" in report['impl="cpu"']
+
+
+def test_the_options_are_the_same_in_signatures_and_types():
+    maps, attend = (list(signature(f).parameters) for f in (ops.window_maps, ops.window_attention))
+    assert maps == ["q", "k", "boundaries", "local", *ops.Options._fields]
+    assert attend == ["q", "k", "v", *maps[2:], "impl"]
+    assert CallOptions.__annotations__ == ops.Options.__annotations__
+    assert signature(ops.window_maps).parameters["segment_size"].default == 1
