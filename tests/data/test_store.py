@@ -9,7 +9,7 @@ import torch
 
 from diffwindow.data import store
 from diffwindow.data.batching import TokenBatches, collate, collate_blocks, shift_right
-from diffwindow.data.store import Sequences, Store
+from diffwindow.data.store import Sequences, Split, Store, repeated_share
 from diffwindow.data.synthetic import agreement
 from diffwindow.data.tokenizer import Tokenizer
 from diffwindow.files import sha256_of
@@ -235,3 +235,18 @@ def test_a_manifest_with_a_wrong_field_is_named(copied, place, value):
     (copied / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(ValueError, match=rf"manifest\.json is damaged at '{'.'.join(place)}"):
         Store.open(copied)
+
+
+def test_the_share_of_repeated_text_is_that_of_whole_rows(monkeypatch):
+    def split(*rows):
+        tokens = np.array([token for row in rows for token in (*row, EOS)], np.uint16)
+        ends = np.cumsum([0, *(len(row) + 1 for row in rows)])
+        return Split("some", {"text": Sequences(tokens, ends)}, {})
+
+    # in pieces of about two rows
+    monkeypatch.setattr(store, "_PIECE", 4)
+    train = split((5, 6, 6, 5), (7,), (), (8, 9))
+    assert repeated_share(split((8, 9), (6, 5, 5, 6), (5, 6), (9, 8)), train) == 3 / 14
+    # every second row
+    monkeypatch.setattr(store, "SAMPLED_ROWS", 3)
+    assert repeated_share(split((7,), (4,), (8, 9), (4,), (4,)), train) == 5 / 7

@@ -220,20 +220,6 @@ def _prepare(
         print(f"  languages: {known or 'unknown; name them with --source-lang and --target-lang'}")
     for split, entry in store.manifest.splits.items():
         print(f"  {split}: {_describe(entry, store.labels)}")
-    for split, other in _find_same_rows(store.manifest.splits):
-        print(
-            f"{split} has the same rows as {other}: its scores will say nothing of new text", file=sys.stderr
-        )
-
-
-def _find_same_rows(splits: dict[str, SplitEntry]) -> Iterator[tuple[str, str]]:
-    """Yield each split that holds the very rows of an earlier one, and that one."""
-    seen: dict[frozenset[tuple[str, str]], str] = {}
-    for split, entry in splits.items():
-        files = {name.partition(".")[2]: file.sha256 for name, file in entry.files.items()}
-        other = seen.setdefault(frozenset(files.items()), split)
-        if other != split:
-            yield split, other
 
 
 def _show_estimate(expected: Estimate, workers: int) -> None:

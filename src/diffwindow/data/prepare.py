@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from diffwindow.data.store import (
     Store,
     StoreSettings,
     TokenizerEntry,
+    repeated_share,
     text_fields,
 )
 from diffwindow.data.tokenizer import Tokenizer, token_dtype
@@ -38,6 +40,8 @@ from diffwindow.files import sha256_of
 from diffwindow.progress import SILENT, Progress
 
 CHECKPOINT_SECONDS = 5.0
+# some headings and short sentences are in any split
+NOTED_SHARE = 0.1
 
 
 def prepare(
@@ -77,7 +81,20 @@ def prepare(
                     recipe, split, source, partial, workers=workers, skip_bad=skip_bad, progress=progress
                 )
         partial.finish(_manifest(recipe, partial, fingerprint))
-    return Store.open(out)
+    store = Store.open(out)
+    _note_repeated_text(store, progress)
+    return store
+
+
+def _note_repeated_text(store: Store, progress: Progress) -> None:
+    """Say which splits have much of the text of an earlier one."""
+    for split, other in combinations(reversed(store.splits.values()), 2):
+        share = repeated_share(split, other)
+        if share > NOTED_SHARE:
+            progress.note(
+                f"{share:.0%} of the text of {split.name} is in {other.name} too: "
+                "its scores say little of new text"
+            )
 
 
 def open_or_prepare(
