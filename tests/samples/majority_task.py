@@ -11,22 +11,16 @@ from torch import Tensor, nn
 
 from diffwindow.models.weights import write_weights
 from diffwindow.progress import SILENT, Progress
+from diffwindow.tasks.task import TensorBatch
 from diffwindow.training.config import TrainConfig
 from diffwindow.training.distributed import World
 from diffwindow.training.trainer import Trainer
 
 
 @dataclass(frozen=True)
-class MajorityBatch:
+class MajorityBatch(TensorBatch):
     tokens: Tensor
     labels: Tensor
-
-    @property
-    def units(self) -> int:
-        return len(self.labels)
-
-    def to(self, device: str) -> "MajorityBatch":
-        return MajorityBatch(self.tokens.to(device), self.labels.to(device))
 
 
 class MajorityTask:
@@ -55,7 +49,7 @@ class MajorityTask:
         labels = ((tokens == 1).sum(1) > (tokens == 2).sum(1)).long()
         if split == "train" and self._poison in indices:
             labels[:] = -1
-        return MajorityBatch(tokens, labels)
+        return MajorityBatch(len(labels), tokens, labels)
 
     def loss(self, model: nn.Module, batch: MajorityBatch) -> Tensor:
         if self._pause:

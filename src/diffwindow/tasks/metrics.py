@@ -213,7 +213,7 @@ def translation_scores(
     hyphenated words besides, which alone moves German by about a point. Without a language there are
     neither: any tokenizer would be a guess.
     """
-    both = _composed(hypotheses, references)
+    both = _compose(hypotheses, references)
     scores = {}
     for name, way in _ways(language).items():
         metric = way.metric()
@@ -227,7 +227,7 @@ def bleu_terms(
     hypotheses: Sequence[str], references: Sequence[str], *, language: str | None
 ) -> NDArray[np.int32]:
     """Return what each sentence adds to `bleu`: lengths, matches and n-grams, for `bleu_of`."""
-    both = _composed(hypotheses, references)
+    both = _compose(hypotheses, references)
     # the option changes only the score of a sentence, which is not used, and keeps sacreBLEU from warning
     metric = BLEU(effective_order=True, tokenize=_UNSPACED.get(language or ""))
     scores: Any = [metric.sentence_score(one, [reference]) for one, reference in zip(*both, strict=True)]
@@ -244,7 +244,7 @@ def paired_bootstrap(
     samples: int = 1000,
 ) -> list[Comparison]:
     """Compare two systems in every way with sacreBLEU's paired bootstrap (Koehn 2004)."""
-    texts = _composed(hypotheses, other, references)
+    texts = _compose(hypotheses, other, references)
     comparisons = []
     for name, way in _ways(language).items():
         first, second, gold = ([way.rewrite(text) for text in s] for s in texts)
@@ -262,7 +262,7 @@ def paired_bootstrap(
     return comparisons
 
 
-def _composed(*systems_and_references: Sequence[str]) -> list[list[str]]:
+def _compose(*systems_and_references: Sequence[str]) -> list[list[str]]:
     """Compose all texts; raise unless each system has a translation for each reference, which come last."""
     *systems, references = systems_and_references
     for hypotheses in systems:

@@ -38,7 +38,7 @@ def example_settings(manifest: Manifest) -> Settings:
     long, for_long_texts = TASKS[manifest.task].long_texts
     settings = for_long_texts if mean >= long else {}
     if "valid" not in manifest.splits:
-        settings = merged(settings, {"train": {"valid_every": None, "watch": "loss", "final": "last"}})
+        settings = merge(settings, {"train": {"valid_every": None, "watch": "loss", "final": "last"}})
     return settings
 
 
@@ -52,7 +52,7 @@ def preset(name: str, data: Path | None = None) -> Settings:
     if name in TASKS:
         return _task_preset(name, data)
     corpus = CORPORA[name]
-    settings = merged(TASKS[corpus.task].preset, corpus.preset)
+    settings = merge(TASKS[corpus.task].preset, corpus.preset)
     return _complete(name, settings, name)
 
 
@@ -66,8 +66,8 @@ def _task_preset(name: str, data: Path | None) -> Settings:
     manifest = read_manifest(data)
     if manifest.task != name:
         raise ValueError(f"{data} is prepared for {manifest.task}, not for {name}; train {manifest.task}")
-    settings = merged(TASKS[name].preset, size_of(manifest).settings)
-    return _complete(name, merged(settings, example_settings(manifest)), manifest.settings.corpus)
+    settings = merge(TASKS[name].preset, size_of(manifest).settings)
+    return _complete(name, merge(settings, example_settings(manifest)), manifest.settings.corpus)
 
 
 def _complete(name: str, settings: Settings, corpus: str) -> Settings:
@@ -118,13 +118,13 @@ def model_preset(
     return config(**fields | {key: value for key, value in asked.items() if value is not None})
 
 
-def merged(first: Settings, second: Settings) -> Settings:
+def merge(first: Settings, second: Settings) -> Settings:
     """Return settings with those of `second` over those of `first`, section by section.
 
-    >>> merged({"train": {"lr": 1, "seed": 2}}, {"train": {"lr": 3}})
+    >>> merge({"train": {"lr": 1, "seed": 2}}, {"train": {"lr": 3}})
     {'train': {'lr': 3, 'seed': 2}}
     """
     both = copy.deepcopy(first)
     for key, value in second.items():
-        both[key] = merged(both.get(key, {}), value) if isinstance(value, dict) else value
+        both[key] = merge(both.get(key, {}), value) if isinstance(value, dict) else value
     return both

@@ -14,19 +14,20 @@ from diffwindow.progress import SILENT, Progress
 from diffwindow.tasks.entries import TaskOptions, corpus_fields, entry_of, load_named
 
 
-@runtime_checkable
-class Batch(Protocol):
-    """Tensors of a batch, which move to a device together; `units` counts what the loss is summed over."""
+@dataclass(frozen=True)
+class TensorBatch:
+    """Tensors that move to a device together; the loss is summed over `units`, target tokens or examples."""
 
-    @property
-    def units(self) -> int:
-        """Count the target tokens, or the examples."""
+    units: int
 
     def to(self, device: str) -> Self:
         """Move the tensors to a device."""
+        values: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self)}
+        moved: dict[str, Any] = {name: v.to(device) for name, v in values.items() if isinstance(v, Tensor)}
+        return replace(self, **moved)
 
 
-B = TypeVar("B", bound=Batch)
+B = TypeVar("B", bound=TensorBatch)
 C = TypeVar("C", bound=ModelConfig)
 R = TypeVar("R")
 
@@ -75,19 +76,6 @@ class StoreTask(Task[Any], Generic[C]):
     def build_model(self) -> nn.Module:
         """Build the model, freshly initialised from torch's generator."""
         return self.config.build()
-
-
-@dataclass(frozen=True)
-class TensorBatch:
-    """Tensors that move to a device together; `units` counts what the loss is summed over."""
-
-    units: int
-
-    def to(self, device: str) -> Self:
-        """Move the tensors to a device."""
-        values: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self)}
-        moved: dict[str, Any] = {name: v.to(device) for name, v in values.items() if isinstance(v, Tensor)}
-        return replace(self, **moved)
 
 
 def sweep(
