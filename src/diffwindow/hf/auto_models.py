@@ -291,6 +291,8 @@ class ClassifierForSequenceClassification(_Wrapped):
 
 
 def _wrapper(entry: TaskEntry) -> type[_Wrapped]:
+    if entry.wrapper is None:
+        raise ValueError(f"a {entry.noun} has no form in transformers; use it with diffwindow.load")
     wrapper: type[_Wrapped] = load_named(entry.wrapper)
     return wrapper
 
@@ -334,8 +336,7 @@ def transformers_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
 
 def register_auto_models() -> None:
     """Make our models known to transformers' Auto classes; more than once does no harm."""
-    for entry in TASKS.values():
-        wrapper = _wrapper(entry)
+    for wrapper in (_wrapper(entry) for entry in TASKS.values() if entry.wrapper):
         config: Any = wrapper.config_class
         AutoConfig.register(config.model_type, config, exist_ok=True)
         wrapper.auto_class.register(config, wrapper, exist_ok=True)

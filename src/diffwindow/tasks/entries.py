@@ -61,13 +61,13 @@ class TaskEntry:
     task: str
     model: str
     evaluate: str
-    wrapper: str
     pipeline: str
     options: tuple[str, ...]
     metric: str
     attentions: tuple[str, ...]
     preset: Settings
     sizes: tuple[Size, ...]
+    wrapper: str | None = None
     # texts with more tokens than this on average get these settings too
     long_texts: tuple[float, Settings] = (float("inf"), {})
     # whether its model makes logits of tokens with its embedding
