@@ -7,6 +7,7 @@ import struct
 import threading
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -156,11 +157,23 @@ def test_a_failure_is_not_remembered(model, address):
     assert model.texts == ["long", "long"]
 
 
-@pytest.mark.parametrize("path", ["/../../etc/passwd", "/page.css", "/%2e%2e/x", "/attention/x"])
+@pytest.mark.parametrize(
+    "path", ["/../../etc/passwd", "/page.css", "/%2e%2e/x", "/attention/", "/" + "x" * 999]
+)
 def test_no_other_address_exists(address, path):
     answer = httpx.get(address + path)
     assert answer.status_code == 404
     assert answer.json()["error"].startswith("there is no /")
+    assert len(answer.text) < 120
+
+
+def test_too_many_connections_are_told_in_json():
+    with serving(Model(), replace(QUICK, connections=2)) as address, connected(address), connected(address):
+        answer = httpx.get(f"{address}/health")
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+        assert answer.json() == {"error": "too many connections; try again in a moment"}
+    with serving(Model(), replace(QUICK, connections=2)) as address, connected(address):
+        assert httpx.get(f"{address}/health").status_code == 200
 
 
 def test_a_wrong_method_is_told(address):
@@ -186,13 +199,14 @@ def test_a_slow_body_is_cut_off(address):
 
 
 @pytest.mark.parametrize("junk", [b"\0\1\r\n\r\n", POST + b"Transfer-Encoding: chunked\r\n\r\nno number\r\n"])
-def test_what_is_not_http_is_told_in_json(address, junk):
+def test_what_is_not_http_is_told_in_json(address, junk, caplog):
     with connected(address) as client:
         client.sendall(junk)
         head, _, body = client.recv(4096).partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 400 Bad Request\r\n")
         assert json.loads(body) == {"error": "the request is not valid HTTP"}
         assert client.recv(4096) == b""
+    assert not caplog.messages
 
 
 def test_clients_that_leave_are_not_told_of(address, caplog):

@@ -50,7 +50,7 @@ def _without_port(host: str) -> str:
 
 async def read_text(request: Request, limits: Limits) -> str:
     """Read the sentence of a request: a JSON object with a text, of bounded size and in bounded time."""
-    if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise RequestError(415, "send application/json")
     try:
         async with asyncio.timeout(limits.read_time):
@@ -219,8 +219,19 @@ def _line(event: Event) -> bytes:
     return json.dumps(event, ensure_ascii=False, separators=(",", ":")).encode("utf-8") + b"\n"
 
 
-def bounded_protocol(seconds: float) -> type[asyncio.Protocol]:
-    """Return uvicorn's HTTP protocol with a limit on the time that the head of a request may take."""
+HEADERS = {
+    "Cache-Control": "no-store",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+RETRY = {**HEADERS, "Retry-After": "1"}
+
+
+def bounded_protocol(limits: Limits) -> type[asyncio.Protocol]:
+    """Return uvicorn's HTTP protocol with limits on connections and the time of the head of a request."""
+    refusal = JSONResponse({"error": "too many connections; try again in a moment"}, 503, headers=RETRY)
 
     class BoundedProtocol(H11Protocol):
         """Close a connection on which no request begins in time, or which sends something other than HTTP."""
@@ -236,6 +247,9 @@ def bounded_protocol(seconds: float) -> type[asyncio.Protocol]:
             """Start the clock again when the head of a further request begins."""
             if self._waiting() and self._deadline is None:
                 self._arm()
+            # uvicorn would refuse it with a plain text
+            full = len(self.connections) > limits.connections
+            self.app = refusal if full else self.config.loaded_app
             super().data_received(data)
             if not self._waiting():
                 self._disarm()
@@ -264,7 +278,7 @@ def bounded_protocol(seconds: float) -> type[asyncio.Protocol]:
             return self.cycle is None or self.cycle.response_complete
 
         def _arm(self) -> None:
-            self._deadline = self.loop.call_later(seconds, self._expire)
+            self._deadline = self.loop.call_later(limits.read_time, self._expire)
 
         def _disarm(self) -> None:
             if self._deadline is not None:
@@ -279,13 +293,6 @@ def bounded_protocol(seconds: float) -> type[asyncio.Protocol]:
     return BoundedProtocol
 
 
-HEADERS = {
-    "Cache-Control": "no-store",
-    "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-    "Cross-Origin-Resource-Policy": "same-origin",
-}
 LOCAL = ("localhost", "127.0.0.1", "[::1]")
 DEFAULT_LIMITS = Limits()
 
@@ -320,7 +327,10 @@ def create_app(
 
     routes = [Route("/", page), Route("/health", health), Route("/attention", attention, methods=["POST"])]
     handlers: dict[Any, Any] = {RequestError: _refuse, **dict.fromkeys((404, 405, 500), _refuse)}
-    return Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
+    app = Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
+    # a redirection would lead to whatever host a request names
+    app.router.redirect_slashes = False
+    return app
 
 
 async def answer_request(request: Request, answers: Answers) -> Response:
@@ -346,10 +356,10 @@ async def answer_request(request: Request, answers: Answers) -> Response:
 async def _refuse(request: Request, error: Exception) -> Response:
     """Answer a request that is refused, has no endpoint, or whose endpoint failed."""
     status = error.status if isinstance(error, RequestError) else getattr(error, "status_code", 500)
-    reason = {404: f"there is no {request.url.path}", 405: f"{request.method} is not for this address"}
+    path = request.url.path if len(request.url.path) <= 80 else f"{request.url.path[:80]}…"
+    reason = {404: f"there is no {path}", 405: f"{request.method} is not for this address"}
     said = str(error) if isinstance(error, RequestError) else reason.get(status, "the server failed")
-    headers = {**HEADERS, "Retry-After": "1"} if status == 503 else HEADERS
-    return JSONResponse({"error": said}, status, headers=headers)
+    return JSONResponse({"error": said}, status, headers=RETRY if status == 503 else HEADERS)
 
 
 def allowed_hosts(host: str) -> tuple[str, ...]:
@@ -383,13 +393,13 @@ def server_config(app: Starlette, limits: Limits = DEFAULT_LIMITS) -> uvicorn.Co
     """Return uvicorn's settings: plain HTTP, bounded connections and idle time, a quiet log."""
     return uvicorn.Config(
         app,
-        http=bounded_protocol(limits.read_time),
+        http=bounded_protocol(limits),
         ws="none",
-        log_level="warning",
+        # not of what clients send
+        log_level="error",
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        limit_concurrency=limits.connections,
         timeout_keep_alive=int(limits.read_time),
         timeout_graceful_shutdown=5,
     )
