@@ -2,9 +2,10 @@ import numpy as np
 import pytest
 from fontTools.fontBuilder import FontBuilder
 from fontTools.pens.ttGlyphPen import TTGlyphPen
+from matplotlib import ft2font
 from matplotlib.font_manager import fontManager
 
-from diffwindow.view.figures import Panel, Span, attention_figure, save_figure, span_figure
+from diffwindow.view.figures import Panel, Span, attention_figure, choose_fonts, save_figure, span_figure
 from samples.processes import small_files
 
 KEYS = ["the", "keys", "to", "the", "cabinet"]
@@ -116,3 +117,10 @@ def test_a_bar_runs_from_start_to_end_and_roles_are_apart():
     assert [label.get_text() for label in encoder.get_yticklabels()] == ["1.1", "2.1"]
     assert [(bar.get_x(), bar.get_width()) for bar in encoder.patches] == [(-2.0, 3.0), (0.5, 0.0)]
     assert cross.get_xlabel() == "keys from the diagonal"
+
+
+def test_a_matplotlib_that_reverses_arabic_is_told(monkeypatch):
+    monkeypatch.delattr(ft2font, "__libraqm_version__", raising=False)
+    with pytest.warns(UserWarning, match="draws words that run from right to left in reverse; install 3.11"):
+        choose_fonts(["a", "\N{HEBREW LETTER ALEF}"])
+    choose_fonts(["a"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import textwrap
+import unicodedata
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -207,6 +208,7 @@ class Fonts(NamedTuple):
 def choose_fonts(texts: Iterable[str]) -> Fonts:
     """Return the usual fonts, and others for what they lack; warn about letters that no font has."""
     import matplotlib
+    from matplotlib import ft2font
     from matplotlib.font_manager import FontProperties, findfont
 
     characters = set("".join(texts))
@@ -221,7 +223,16 @@ def choose_fonts(texts: Iterable[str]) -> Fonts:
             "as Noto Sans CJK",
             stacklevel=3,
         )
+    if not hasattr(ft2font, "__libraqm_version__") and any(map(_runs_leftward, characters)):
+        warnings.warn(
+            "this matplotlib draws words that run from right to left in reverse; install 3.11 or later",
+            stacklevel=3,
+        )
     return Fonts([*usual, *families], missing | controls)
+
+
+def _runs_leftward(character: str) -> bool:
+    return unicodedata.bidirectional(character) in ("R", "AL")
 
 
 def _fonts_with(missing: set[int]) -> tuple[list[str], set[int]]:
