@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from diffwindow.data import store
+from diffwindow.data import prepare, store
 from diffwindow.data.batching import TokenBatches, collate, collate_blocks, shift_right
-from diffwindow.data.store import Sequences, Split, Store, repeated_share
+from diffwindow.data.prepare import repeated_share
+from diffwindow.data.store import Sequences, Split, Store
 from diffwindow.data.synthetic import agreement
 from diffwindow.data.tokenizer import Tokenizer
 from diffwindow.files import sha256_of
@@ -244,9 +245,9 @@ def test_the_share_of_repeated_text_is_that_of_whole_rows(monkeypatch):
         return Split("some", {"text": Sequences(tokens, ends)}, {})
 
     # in pieces of about two rows
-    monkeypatch.setattr(store, "_PIECE", 4)
+    monkeypatch.setattr(prepare, "CHUNK_TOKENS", 4)
     train = split((5, 6, 6, 5), (7,), (), (8, 9))
     assert repeated_share(split((8, 9), (6, 5, 5, 6), (5, 6), (9, 8)), train) == 3 / 14
     # every second row
-    monkeypatch.setattr(store, "SAMPLED_ROWS", 3)
+    monkeypatch.setattr(prepare, "SAMPLED_ROWS", 3)
     assert repeated_share(split((7,), (4,), (8, 9), (4,), (4,)), train) == 5 / 7

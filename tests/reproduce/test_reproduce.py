@@ -21,8 +21,8 @@ from diffwindow.reproduce.jobs import (
     done_before,
     jobs_of,
     make_stores,
-    outcomes_by_column,
     run,
+    terms_by_column,
 )
 from diffwindow.reproduce.report import FIGURE, JSON, PICTURES, REPORT, markdown, write_report
 from diffwindow.reproduce.scales import scale_of
@@ -182,7 +182,7 @@ def test_further_test_sets_have_sections_of_their_own(tmp_path):
     )
     assert test["rows"][0]["learning"]
     assert not further["rows"][0]["learning"]
-    outcomes = outcomes_by_column(done_before([job]))
+    outcomes = terms_by_column(done_before([job]))
     assert {name: by_run.keys() for name, by_run in outcomes.items()} == dict.fromkeys(
         ("lm", "lm-valid"), {"Global/1": None}.keys()
     )
@@ -201,7 +201,7 @@ def test_a_run_goes_on_where_it_was_cut(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patched:
         # the run ends after training, before there is a result
-        patched.setattr("diffwindow.evaluation.evaluate.evaluate", fails)
+        patched.setattr("diffwindow.evaluation.evaluate.evaluate_model", fails)
         assert run(cut) == "the disk is full"
     assert not (cut.folder / RESULT).exists()
     assert "Traceback" in (cut.folder / "output.txt").read_text(encoding="utf-8")
@@ -330,8 +330,8 @@ def test_many_columns_stand_side_by_side(tmp_path):
 
 def test_a_column_of_the_validation_set_never_evaluates_another(tmp_path, monkeypatch):
     (job,) = _jobs("tuning", ["tuning-base"], ["Global"], tmp_path)
-    splits, evaluate = [], evaluation.evaluate
-    monkeypatch.setattr(evaluation, "evaluate", lambda *args: splits.append(args[2]) or evaluate(*args))
+    splits, evaluate = [], evaluation.evaluate_model
+    monkeypatch.setattr(evaluation, "evaluate_model", lambda *args: splits.append(args[2]) or evaluate(*args))
     assert run(job) is None
     assert splits == ["valid"]
 

@@ -45,10 +45,10 @@ def compare(
     numbers = range(1, seeds + 1)
     asked = reproduce_own_data.own_jobs(table, scale, numbers, store, out)
     # a report shows every finished run, whichever seeds were asked for
-    outcomes = reproduce_jobs.done_before(
+    finished = reproduce_jobs.done_before(
         reproduce_own_data.own_jobs(table, scale, reproduce_jobs.every_seed(numbers, scale, out), store, out)
     )
     run_and_report(
-        table, scale, asked, outcomes, out, command, processes=jobs or reproduce_jobs.usual_processes()
+        table, scale, asked, finished, out, command, processes=jobs or reproduce_jobs.usual_processes()
     )
-    write_last_report(reproduce_findings.findings(table, scale, outcomes, command), outcomes, out)
+    write_last_report(reproduce_findings.findings(table, scale, finished, command), out, finished)

@@ -70,7 +70,7 @@ def reproduce(
     )
     # a report shows every finished run, whichever part and seeds were asked for
     seeds_shown = reproduce_jobs.every_seed(numbers, chosen_scale, out)
-    outcomes = reproduce_jobs.done_before(
+    finished = reproduce_jobs.done_before(
         reproduce_jobs.jobs_of(scaled_table, chosen_scale, seeds_shown, out)
     )
     missing = [column.name for column in full_table.columns if column not in scaled_table.columns]
@@ -83,7 +83,7 @@ def reproduce(
 
     processes = jobs or reproduce_jobs.usual_processes()
     run_and_report(
-        full_table, chosen_scale, asked, outcomes, folder, command, processes=processes, prepare=prepare
+        full_table, chosen_scale, asked, finished, folder, command, processes=processes, prepare=prepare
     )
     if full_table.extra == "figure":
         _draw(reproduce_jobs.jobs_of(full_table, chosen_scale, numbers[:1], out), folder)
@@ -91,7 +91,7 @@ def reproduce(
     if full_table.extra == "speed":
         speeds = reproduce_cost.relative_speeds(full_table, asked[0].experiment, asked[0].store)
     write_last_report(
-        reproduce_findings.findings(full_table, chosen_scale, outcomes, command, speeds), outcomes, folder
+        reproduce_findings.findings(full_table, chosen_scale, finished, command, speeds), folder, finished
     )
 
 
@@ -99,38 +99,38 @@ def run_and_report(
     table: Table,
     scale: Scale,
     asked: Sequence[Job],
-    outcomes: list[FinishedJob],
+    finished: list[FinishedJob],
     folder: Path,
     command: str,
     *,
     processes: int,
     prepare: Callable[[Sequence[Job]], None] = lambda waiting: None,
 ) -> None:
-    """Run the jobs that have no outcome yet, add theirs, and write the report anew after each."""
+    """Run the jobs that have no one yet, add theirs, and write the report anew after each."""
     files.make_folder(folder)
-    ended = {outcome.job.folder for outcome in outcomes}
+    ended = {one.job.folder for one in finished}
     waiting = [job for job in asked if job.folder not in ended]
     if len(waiting) < len(asked):
         _tell(f"{len(asked) - len(waiting)} of {len(asked)} runs are done already")
     try:
         prepare(waiting)
-        for outcome in reproduce_jobs.run_all(waiting, processes=processes, tell=_tell):
-            outcomes.append(outcome)
+        for one in reproduce_jobs.run_all(waiting, processes=processes, tell=_tell):
+            finished.append(one)
             reproduce_report.write_report(
-                reproduce_findings.findings(table, scale, outcomes, command),
+                reproduce_findings.findings(table, scale, finished, command),
                 folder,
-                reproduce_jobs.outcomes_by_column(outcomes),
+                reproduce_jobs.terms_by_column(finished),
             )
     except KeyboardInterrupt:
         _tell("interrupted; the same command resumes")
         raise typer.Exit(130) from None
 
 
-def write_last_report(finding: Finding, outcomes: Sequence[FinishedJob], folder: Path) -> None:
+def write_last_report(finding: Finding, folder: Path, finished: Sequence[FinishedJob]) -> None:
     """Write the report, print its path, and exit with 1 if a run failed."""
-    reproduce_report.write_report(finding, folder, reproduce_jobs.outcomes_by_column(outcomes))
+    reproduce_report.write_report(finding, folder, reproduce_jobs.terms_by_column(finished))
     print(folder / reproduce_report.REPORT)
-    if any(outcome.problem for outcome in outcomes):
+    if any(one.problem for one in finished):
         raise typer.Exit(1)
 
 

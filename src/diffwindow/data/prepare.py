@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from diffwindow.data.corpora import recipe_of
 from diffwindow.data.encoding import (
@@ -27,11 +30,11 @@ from diffwindow.data.recipe import Recipe, Source
 from diffwindow.data.store import (
     Found,
     Manifest,
+    Split,
     SplitEntry,
     Store,
     StoreSettings,
     TokenizerEntry,
-    repeated_share,
     text_fields,
 )
 from diffwindow.data.tokenizer import Tokenizer, token_dtype
@@ -40,6 +43,8 @@ from diffwindow.files import sha256_of
 from diffwindow.progress import SILENT, Progress
 
 CHECKPOINT_SECONDS = 5.0
+# tokens hashed at once, so that a store larger than memory needs little of it
+CHUNK_TOKENS = 1 << 20
 # some headings and short sentences are in any split
 NOTED_SHARE = 0.1
 
@@ -244,3 +249,44 @@ def _learning(recipe: Recipe, first: list[Row], scale: float, tokenizer_file: Pa
 def _size(chunk: Chunk) -> int:
     offsets = sum(len(tokens) + 8 * len(lengths) for tokens, lengths in chunk.sequences.values())
     return offsets + sum(values.nbytes for values in chunk.columns.values())
+
+
+# rows that are looked for in another split, spread over theirs: few enough to be held in memory
+SAMPLED_ROWS = 1 << 17
+
+
+def repeated_share(split: Split, other: Split) -> float:
+    """Return how much of a split's text, by the tokens of its rows or a sample, another split has too."""
+    step, start, samples = -(-len(split) // SAMPLED_ROWS), 0, []
+    for rows in _hash_rows(split):
+        samples.append(rows[:, -start % step :: step])
+        start += rows.shape[1]
+    hashes, sizes = np.concatenate(samples, axis=1)
+    wanted, places = np.unique(hashes, return_inverse=True)
+    found = np.zeros(len(wanted), bool)
+    for others, _ in _hash_rows(other):
+        nearest = np.searchsorted(wanted, others).clip(max=len(wanted) - 1)
+        found[nearest[wanted[nearest] == others]] = True
+    return float(sizes[found[places]].sum() / sizes.sum())
+
+
+def _hash_rows(split: Split) -> Iterator[NDArray[np.uint64]]:
+    """Yield, for pieces of the rows, the hash of each row's texts and its number of tokens."""
+    fields, start = split.sequences.values(), 0
+    while start < len(split):
+        ends = [np.searchsorted(field.offsets, field.offsets[start] + CHUNK_TOKENS) for field in fields]
+        stop = min(len(split), max(start + 1, *map(int, ends)))
+        rows = np.zeros((2, stop - start), np.uint64)
+        for field in fields:
+            offsets = field.offsets[start : stop + 1]
+            lengths, begins = np.diff(offsets), offsets[:-1] - offsets[0]
+            tokens = field.tokens[offsets[0] : offsets[-1]].astype(np.uint64)
+            places = (np.arange(len(tokens)) - np.repeat(begins, lengths)).astype(np.uint64)
+            # the bits of a token and its place, mixed as in splitmix64
+            mixed = (tokens + (places << np.uint64(32)) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+            mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+            mixed ^= mixed >> np.uint64(27)
+            rows[0] = rows[0] * np.uint64(3) + np.add.reduceat(mixed, begins)
+            rows[1] += lengths.astype(np.uint64)
+        yield rows
+        start = stop

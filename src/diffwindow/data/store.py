@@ -104,47 +104,6 @@ class Split:
         return self.sequences[field].tokens
 
 
-# rows that are looked for in another split, spread over theirs: few enough to be held in memory
-SAMPLED_ROWS = 1 << 17
-
-
-def repeated_share(split: Split, other: Split) -> float:
-    """Return how much of a split's text, by the tokens of its rows or a sample, another split has too."""
-    step, start, samples = -(-len(split) // SAMPLED_ROWS), 0, []
-    for rows in _hash_rows(split):
-        samples.append(rows[:, -start % step :: step])
-        start += rows.shape[1]
-    hashes, sizes = np.concatenate(samples, axis=1)
-    wanted, places = np.unique(hashes, return_inverse=True)
-    found = np.zeros(len(wanted), bool)
-    for others, _ in _hash_rows(other):
-        nearest = np.searchsorted(wanted, others).clip(max=len(wanted) - 1)
-        found[nearest[wanted[nearest] == others]] = True
-    return float(sizes[found[places]].sum() / sizes.sum())
-
-
-def _hash_rows(split: Split) -> Iterator[NDArray[np.uint64]]:
-    """Yield, for pieces of the rows, the hash of each row's texts and its number of tokens."""
-    fields, start = split.sequences.values(), 0
-    while start < len(split):
-        ends = [np.searchsorted(field.offsets, field.offsets[start] + _PIECE) for field in fields]
-        stop = min(len(split), max(start + 1, *map(int, ends)))
-        rows = np.zeros((2, stop - start), np.uint64)
-        for field in fields:
-            offsets = field.offsets[start : stop + 1]
-            lengths, begins = np.diff(offsets), offsets[:-1] - offsets[0]
-            tokens = field.tokens[offsets[0] : offsets[-1]].astype(np.uint64)
-            places = (np.arange(len(tokens)) - np.repeat(begins, lengths)).astype(np.uint64)
-            # the bits of a token and its place, mixed as in splitmix64
-            mixed = (tokens + (places << np.uint64(32)) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
-            mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-            mixed ^= mixed >> np.uint64(27)
-            rows[0] = rows[0] * np.uint64(3) + np.add.reduceat(mixed, begins)
-            rows[1] += lengths.astype(np.uint64)
-        yield rows
-        start = stop
-
-
 class Store:
     """An opened folder that `diffwindow prepare` wrote."""
 

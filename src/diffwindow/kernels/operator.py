@@ -1,7 +1,7 @@
 """Window attention as a `torch.library` operator that every backend shares.
 
 Schema, shapes for tracing and gradients are here. A backend is a module of this package that fills
-memory: `cpu` calls C++. `Call.backend` names it.
+memory: `cpu` calls C++, `triton` launches GPU kernels. `Call.backend` names it.
 """
 
 from collections.abc import Callable

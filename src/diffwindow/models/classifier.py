@@ -2,7 +2,6 @@
 
 from typing import Literal
 
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
@@ -70,15 +69,6 @@ class Classifier(Model[ClassifierConfig]):
         mean = hidden.masked_fill(~real, 0.0).sum(1) / real.sum(1).clamp(min=1)
         logits: Tensor = self.output(mean)
         return logits
-
-    def loss(
-        self,
-        tokens: Int[Tensor, "b n"],
-        labels: Int[Tensor, " b"],
-        mask: Bool[Tensor, "b n"] | None = None,
-    ) -> Float[Tensor, ""]:
-        """Return the mean cross-entropy of the labels."""
-        return F.cross_entropy(self(tokens, mask).float(), labels)
 
     def encode(
         self, tokens: Int[Tensor, "b n"], mask: Bool[Tensor, "b n"] | None = None

@@ -21,7 +21,7 @@ from diffwindow.evaluation.intervals import (
     summary,
     verdict,
 )
-from diffwindow.reproduce.jobs import FinishedJob, Result, outcomes_of, with_further_tests
+from diffwindow.reproduce.jobs import FinishedJob, Result, terms_of, with_further_tests
 from diffwindow.reproduce.scales import Scale
 from diffwindow.reproduce.table import Column, Row, Table
 from diffwindow.tasks.metrics import METRICS, Terms
@@ -42,7 +42,7 @@ FITS = ("overlap", "best_head", "attention_inside", "chance")
 def findings(
     table: Table,
     scale: Scale,
-    outcomes: Sequence[FinishedJob],
+    finished: Sequence[FinishedJob],
     command: str,
     speeds: Mapping[str, float] | None = None,
 ) -> Finding:
@@ -50,7 +50,7 @@ def findings(
 
     Columns that nobody has run are left out, rows of the others are not.
     """
-    everything = with_further_tests(outcomes)
+    everything = with_further_tests(finished)
     columns = [one for column in table.columns for one in (column, *column.further)]
     run = [column for column in columns if any(outcome.job.column == column for outcome in everything)]
     return {
@@ -61,12 +61,12 @@ def findings(
         "command": command,
         "columns": [_column(table, column, everything) for column in run],
         "speeds": {row.label: speeds[row.key] for row in table.rows} if speeds else None,
-        "problems": [f"{o.job.label}: {o.problem}" for o in outcomes if o.problem],
+        "problems": [f"{o.job.label}: {o.problem}" for o in finished if o.problem],
     }
 
 
-def _column(table: Table, column: Column, outcomes: Sequence[FinishedJob]) -> Finding:
-    ended = [outcome for outcome in outcomes if outcome.job.column == column]
+def _column(table: Table, column: Column, finished: Sequence[FinishedJob]) -> Finding:
+    ended = [one for one in finished if one.job.column == column]
     done = [outcome for outcome in ended if outcome.result]
     results = {
         row.key: {o.job.seed: o.result for o in done if o.result and o.job.row == row} for row in table.rows
@@ -75,9 +75,7 @@ def _column(table: Table, column: Column, outcomes: Sequence[FinishedJob]) -> Fi
     trained = done if column in table.columns else []
     logs = {row.key: _validations(o.job.folder for o in trained if o.job.row == row) for row in table.rows}
     terms = {
-        row.key: {
-            o.job.seed: one for o in done if o.job.row == row if (one := outcomes_of(o.job)) is not None
-        }
+        row.key: {o.job.seed: one for o in done if o.job.row == row if (one := terms_of(o.job)) is not None}
         for row in table.rows
     }
     base = table.rows[0]

@@ -68,7 +68,7 @@ def result_of(job: Job) -> Result | None:
     return result
 
 
-def outcomes_of(job: Job) -> Terms | None:
+def terms_of(job: Job) -> Terms | None:
     """Read the outcome of each example of the split; None if the run is older than such files."""
     path = job.folder / OUTCOMES
     outcomes = load_outcomes(path) if path.is_file() else {}
@@ -253,24 +253,24 @@ def make_stores(jobs: Sequence[Job], data: Path | None, *, progress: Progress = 
         make_store(experiment, store, data, progress=progress)
 
 
-def with_further_tests(outcomes: Sequence[FinishedJob]) -> list[FinishedJob]:
+def with_further_tests(finished: Sequence[FinishedJob]) -> list[FinishedJob]:
     """Add each job once more for each further test set that its model was evaluated on."""
     further = [
         FinishedJob(replace(one.job, column=column), one.result | one.result["also"][column.split])
-        for one in outcomes
+        for one in finished
         if one.result
         for column in one.job.column.further
         if column.split in one.result.get("also", {})
     ]
-    return [*outcomes, *further]
+    return [*finished, *further]
 
 
-def outcomes_by_column(outcomes: Sequence[FinishedJob]) -> dict[str, dict[str, Terms]]:
+def terms_by_column(finished: Sequence[FinishedJob]) -> dict[str, dict[str, Terms]]:
     """Return what each test example added to the metric, by column, then by "row/seed"."""
     columns: dict[str, dict[str, Terms]] = {}
-    jobs = [outcome.job for outcome in with_further_tests(outcomes) if outcome.result]
+    jobs = [one.job for one in with_further_tests(finished) if one.result]
     for job in sorted(jobs, key=lambda job: (job.row.key, job.seed)):
-        if (terms := outcomes_of(job)) is not None:
+        if (terms := terms_of(job)) is not None:
             columns.setdefault(job.column.name, {})[f"{job.row.key}/{job.seed}"] = terms
     return columns
 

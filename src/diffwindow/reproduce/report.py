@@ -25,11 +25,11 @@ EVALUATED = {"test": "test set", "valid": "validation set, the test set not read
 
 
 def write_report(
-    finding: Finding, folder: Path, outcomes: Mapping[str, Mapping[str, Terms]] | None = None
+    finding: Finding, folder: Path, terms: Mapping[str, Mapping[str, Terms]] | None = None
 ) -> None:
     """Write the report of a table atomically, and the outcomes of each column beside it."""
     make_folder(folder)
-    for column, by_run in (outcomes or {}).items():
+    for column, by_run in (terms or {}).items():
         save_outcomes(folder / f"outcomes-{column}.npz", by_run)
     write_json(folder / JSON, finding)
     drawn = [name for name, (_, draw) in PICTURES.items() if draw(finding, folder / name)]

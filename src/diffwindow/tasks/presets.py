@@ -15,8 +15,13 @@ from diffwindow.tasks.entries import TASKS, Size, corpus_fields
 if TYPE_CHECKING:
     from diffwindow.models.config import ModelConfig
 
-# fields of a model's config that are not the preset's: the corpus decides them, or the command
-DECIDED_ELSEWHERE = {"model", "vocab_size", "num_classes", "attention"}
+# fields of a model's config that are not the preset's, and what decides them
+DECIDED_ELSEWHERE = {
+    "attention": "the attention is not in this section; set attention=…",
+    "vocab_size": "the corpus decides the vocabulary; choose its size when it is prepared",
+    "num_classes": "the corpus decides the number of classes",
+    "model": "the task decides the kind of model",
+}
 NAMES = tuple(CORPORA)
 
 
@@ -73,7 +78,7 @@ def _task_preset(name: str, data: Path | None) -> Settings:
 def _complete(name: str, settings: Settings, corpus: str) -> Settings:
     """Return settings with every field of the model that is neither the corpus's nor the command's."""
     config = TASKS[settings["task"]["kind"]].config_class
-    model = config(**{"vocab_size": 4} | settings.get("model", {})).model_dump(exclude=DECIDED_ELSEWHERE)
+    model = config(**{"vocab_size": 4} | settings.get("model", {})).model_dump(exclude=set(DECIDED_ELSEWHERE))
     return settings | {"name": name, "data": {"corpus": corpus}, "model": model}
 
 

@@ -1,4 +1,4 @@
-"""The Task protocol: all that the training loop knows of a task; tasks of stores, models of configs."""
+"""The Task protocol: all that the training loop knows of a task; `task_of` builds the task of a store."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace

@@ -21,6 +21,7 @@ from pydantic import (
 )
 
 from diffwindow.data.store import full_name
+from diffwindow.decoding import MAX_BEAM, MAX_LENGTH_PENALTY
 from diffwindow.messages import nearest, quote
 from diffwindow.tasks.entries import TASKS, TaskOptions
 
@@ -173,9 +174,9 @@ class TrainConfig(Section):
 class SearchConfig(Section):
     """How the trained model decodes by default."""
 
-    beam: Count = 5
+    beam: Annotated[int, Field(ge=1, le=MAX_BEAM)] = 5
     """Hypotheses per sentence."""
-    length_penalty: Annotated[float, Field(ge=-10.0, le=10.0)] = 0.6
+    length_penalty: Annotated[float, Field(ge=-MAX_LENGTH_PENALTY, le=MAX_LENGTH_PENALTY)] = 0.6
     """Scores are log p / length^penalty."""
 
 

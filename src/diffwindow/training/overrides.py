@@ -13,7 +13,7 @@ from diffwindow.data.store import full_name
 from diffwindow.files import read_json
 from diffwindow.messages import quote
 from diffwindow.tasks.entries import TASKS
-from diffwindow.tasks.presets import preset
+from diffwindow.tasks.presets import DECIDED_ELSEWHERE, preset
 from diffwindow.training.config import (
     RUN_CONFIG,
     Config,
@@ -23,15 +23,6 @@ from diffwindow.training.config import (
     shorten_override,
     split_override,
 )
-
-# fields of a model's config that are set elsewhere
-NOT_OF_THE_MODEL = {
-    "attention": "the attention is not in this section; set attention=…",
-    "vocab_size": "the corpus decides the vocabulary; choose its size when it is prepared",
-    "num_classes": "the corpus decides the number of classes",
-    "model": "the task decides the kind of model",
-}
-
 
 # what the YAML library raises for a value that is not of the type of its tag, such as `!!int x`
 _MISREAD = (ValueError, LookupError, TypeError, AttributeError)
@@ -57,7 +48,7 @@ def resolve(source: str, overrides: Iterable[str] = (), values: Mapping[str, Any
         draft.put(path, _scalar(value, text), shorten_override(text))
     for key, value in (values or {}).items():
         draft.put(tuple(key.split(".")), value, key)
-    for name, remedy in NOT_OF_THE_MODEL.items():
+    for name, remedy in DECIDED_ELSEWHERE.items():
         if place := draft.places.get(("model", name)):
             raise ValueError(f"{place}: {remedy}")
     # values of a wrong type are for `check_config` to name

@@ -230,7 +230,8 @@ def _as_text(tensor: Tensor) -> str:
     return bytes(tensor.numpy().tobytes()).decode()
 
 
-# what a run writes to its folder, which may be one that holds other files
+# what a run writes to its folder, which may be one that holds other files; with `seen-*` rank 0 asks whether
+# every process sees the folder
 WRITTEN = (RUN_CONFIG, ORIGIN, CURVES, MODEL, "seen-*")
 
 

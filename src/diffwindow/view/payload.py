@@ -117,8 +117,9 @@ def page_data(
     for name, other in checkpoints.items():
         if sizes(other.layers) != sizes(trace.layers):
             raise ValueError(f"{name} has read another sentence than the rest")
-    bits = 16 if encode(trace, 16).size <= TRACE_BUDGET else 8
-    encoded = encode(trace, bits)
+    bits, encoded = 16, encode(trace, 16)
+    if encoded.size > TRACE_BUDGET:
+        bits, encoded = 8, encode(trace, 8)
     second = None if against is None else encode(against, bits)
     size = encoded.size + (second.size if second else 0)
     if size > PAGE_BUDGET:
