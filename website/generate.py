@@ -18,8 +18,8 @@ from diffwindow.cli import app
 from diffwindow.models.classifier import ClassifierConfig
 from diffwindow.models.language_model import LanguageModelConfig
 from diffwindow.models.translator import TranslatorConfig
+from diffwindow.tasks.presets import DECIDED_ELSEWHERE
 from diffwindow.training import config
-from diffwindow.training.overrides import NOT_OF_THE_MODEL
 from diffwindow.view.page import page_html
 
 SOURCES = Path(__file__).parents[1] / "src"
@@ -73,7 +73,7 @@ def settings_page() -> str:
             (f"`{prefix}{name}`", _spoken(field.annotation), _default(field), _meaning(section, name))
             for name, field in section.model_fields.items()
             # what a run may not set in this section
-            if not (prefix == "model." and name in NOT_OF_THE_MODEL)
+            if not (prefix == "model." and name in DECIDED_ELSEWHERE)
         ]
         parts.append(f"## {heading}\n\n{table(('key', 'value', 'default', 'meaning'), rows)}")
     return "\n\n".join(parts) + "\n"
