@@ -42,6 +42,7 @@ class Classifier(Model[ClassifierConfig]):
 
     A mask is True at real tokens; where it is left out, they are those that are not padding (token 0).
 
+    >>> import torch
     >>> config = ClassifierConfig(vocab_size=20, num_classes=3, attention="Enc(AW)")
     >>> Classifier(config)(torch.randint(4, 20, (5, 7))).shape
     torch.Size([5, 3])
