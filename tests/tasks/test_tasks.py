@@ -1,6 +1,7 @@
 """What the training loop relies on, for all three tasks alike."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -31,7 +32,8 @@ def task(request, reorder_store, agreement_store, text_store):
 
 def test_every_example_is_swept_once_and_batches_stay_within_the_limit(task):
     lengths = task.lengths("valid")
-    swept = sweep(task, "valid", "cpu", lambda _, batch: batch, max_tokens=500)
+    limited = replace(task, options=task.options.model_copy(update={"valid_tokens": 500}))
+    swept = sweep(limited, "valid", "cpu", lambda _, batch: batch)
     assert sorted(np.concatenate([indices for indices, _ in swept])) == list(range(len(lengths[0])))
     for indices, _ in swept:
         assert len(indices) * max(field[indices].max() for field in lengths) <= 500
@@ -57,9 +59,8 @@ def test_validation_is_the_mean_over_units_in_evaluation_mode(task):
     assert model.training
     assert not part.training
     model.eval()
-    swept = sweep(
-        task, "valid", "cpu", lambda _, batch: (task.loss(model, batch), batch.units), max_tokens=300
-    )
+    limited = replace(task, options=task.options.model_copy(update={"valid_tokens": 300}))
+    swept = sweep(limited, "valid", "cpu", lambda _, batch: (task.loss(model, batch), batch.units))
     losses, units = zip(*(result for _, result in swept), strict=True)
     mean = sum(loss.item() for loss in losses) / sum(units)
     assert found["loss"] == pytest.approx(mean, rel=1e-5)

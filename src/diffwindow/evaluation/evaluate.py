@@ -1,17 +1,15 @@
 """Evaluate a trained model on a split: metrics, and what is needed to compare them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from diffwindow.data.tokenizer import moses_detokenizer, nfc
 from diffwindow.decoding import Decoding
-from diffwindow.decoding.translate import translate
 from diffwindow.evaluation.intervals import accuracy, accuracy_by, mcnemar
-from diffwindow.evaluation.windows import as_rows, has_gold_windows, window_fits
+from diffwindow.evaluation.windows import has_gold_windows, window_fits
 from diffwindow.models.classifier import Classifier
 from diffwindow.models.translator import Translator
 from diffwindow.progress import SILENT, Progress
@@ -58,29 +56,23 @@ def evaluate_translation(
     trained: ModelFolder, task: Translation, split: str, decoding: Decoding, progress: Progress
 ) -> Evaluation:
     """Translate a split and score the translations."""
-    rows, tokenizer = task.store.split(split), task.store.tokenizer
-    sources = [rows.sequences["source"][index][:-1].tolist() for index in range(len(rows))]
-    targets = [rows.sequences["target"][index] for index in range(len(rows))]
-    outputs = translate(
+    rows, language = task.store.split(split), trained.record.languages.get("target")
+    hypotheses, references, in_pieces = task.translate(
         cast(Translator, trained.model),
-        tokenizer,
-        sources,
+        split,
+        range(len(rows)),
         decoding,
+        moses=trained.record.moses.get("target"),
         progress=lambda done, total: progress("translating", done / total),
     )
-    language, moses = trained.record.languages.get("target"), trained.record.moses.get("target")
-    plain: Callable[[str], str] = moses_detokenizer(moses) if moses else str
-    hypotheses = [plain(best[0].text) for best in outputs]
-    # composed, as they are scored: runs that normalise and runs that do not have the same references
-    references = [nfc(plain(tokenizer.decode(target.tolist()))) for target in targets]
     quick = task.validate(trained.model, split, progress=progress)
     metrics = {
         **score_texts(hypotheses, references, language=language),
         "perplexity_by_token": quick["perplexity"],
         "sentences": len(hypotheses),
-        "in_pieces": sum(best[0].pieces > 1 for best in outputs),
+        "in_pieces": in_pieces,
         # words that the vocabulary does not have are not in the references either: scores are then too high
-        "unknown_in_references": sum(int((target == UNK).sum()) for target in targets),
+        "unknown_in_references": int((rows.stream("target") == UNK).sum()),
     }
     terms = bleu_terms(hypotheses, references, language=language)
     return Evaluation(metrics, terms, hypotheses=hypotheses, references=references, language=language)
@@ -99,12 +91,12 @@ def evaluate_classification(
     trained: ModelFolder, task: Classification, split: str, _: Decoding, progress: Progress
 ) -> Evaluation:
     """Classify a split; return the accuracy, also by label, length and what else the rows tell."""
-    predictions = task.predict(trained.model, split, progress=progress)
+    predicted, nll = task.predict(trained.model, split, progress=progress)
     columns = task.store.split(split).columns
-    right = predictions.labels == task.gold(split)
+    right = predicted == task.gold(split)
     metrics: dict[str, Any] = {
         "accuracy": asdict(accuracy(int(right.sum()), len(right))),
-        "loss": float(predictions.nll.mean()),
+        "loss": float(nll.mean()),
     }
     if task.store.manifest.settings.labels:
         labels, names = columns["label"].astype(np.int64), task.store.labels
@@ -117,7 +109,9 @@ def evaluate_classification(
         groups = accuracy_by(right, columns["attractors"].astype(np.int64))
         metrics["by_attractors"] = {str(count): asdict(group) for count, group in groups.items()}
     if has_gold_windows(task.store, task.options.max_length):
-        metrics["windows"] = as_rows(window_fits(task, cast(Classifier, trained.model), split))
+        metrics["windows"] = [
+            asdict(fit) for fit in window_fits(task, cast(Classifier, trained.model), split)
+        ]
     return Evaluation(metrics, accuracy_terms(right), right=right)
 
 

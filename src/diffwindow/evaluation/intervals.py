@@ -26,8 +26,8 @@ class Accuracy:
     total: int
 
 
-def accuracy(correct: int, total: int, *, confidence: float = 0.95) -> Accuracy:
-    """Return the share of right answers with its Wilson score interval, which also holds near 0 and 1.
+def accuracy(correct: int, total: int) -> Accuracy:
+    """Return the share of right answers with its 95 % Wilson score interval, which also holds near 0 and 1.
 
     >>> found = accuracy(50, 100)
     >>> found.value, round(found.low, 4), round(found.high, 4)
@@ -35,7 +35,7 @@ def accuracy(correct: int, total: int, *, confidence: float = 0.95) -> Accuracy:
     """
     if not 0 <= correct <= total or total == 0:
         raise ValueError(f"{correct} right answers of {total} have no accuracy")
-    interval = binomtest(correct, total).proportion_ci(confidence, method="wilson")
+    interval = binomtest(correct, total).proportion_ci(0.95, method="wilson")
     return Accuracy(correct / total, float(interval.low), float(interval.high), correct, total)
 
 
@@ -235,12 +235,12 @@ def _resample(
     return np.concatenate(parts)
 
 
-def student_quantile(degrees: float, probability: float = 0.975) -> float:
-    """Return a quantile of Student's t, for any degrees of freedom from 1 on.
+def student_quantile(degrees: float) -> float:
+    """Return the 97.5 % quantile of Student's t, for any degrees of freedom from 1 on.
 
     >>> round(student_quantile(1.0), 2), round(student_quantile(4.0), 3), round(student_quantile(1e5), 2)
     (12.71, 2.776, 1.96)
     """
     if degrees < 1:
         raise ValueError(f"{degrees} degrees of freedom are fewer than 1")
-    return float(stdtrit(degrees, probability))
+    return float(stdtrit(degrees, 0.975))

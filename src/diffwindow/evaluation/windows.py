@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -308,6 +308,8 @@ def as_table(rows: list[HeadStatistics]) -> list[str]:
     return ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in body]
 
 
+# of one batch: overlap and inside by row and head (none for overlap without a window), chance by row
+_Measured = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]
 # the first and the last word of a gold window; the last is the query
 GOLD_COLUMNS = ("subject_start", "verb_position")
 
@@ -351,10 +353,7 @@ def window_fits(task: Classification, model: Classifier, split: str) -> list[Win
         return [_measure(maps, verbs[rows], gold, real) for maps in _encoder_maps(model, batch.tokens)]
 
     with evaluating(model) as device:
-        batches = [
-            measured
-            for _, measured in sweep(task, split, device, measure, max_tokens=task.options.valid_tokens)
-        ]
+        batches = [measured for _, measured in sweep(task, split, device, measure)]
     return [_fit(number, list(layer)) for number, layer in enumerate(zip(*batches, strict=True), 1)]
 
 
@@ -367,14 +366,6 @@ def _encoder_maps(model: Classifier, tokens: Tensor) -> list[Maps]:
     return layers
 
 
-class _Measured(NamedTuple):
-    """Measures per row of a batch and head; `overlap` has no heads if the attention has no window."""
-
-    overlap: NDArray[np.float64]
-    inside: NDArray[np.float64]
-    chance: NDArray[np.float64]
-
-
 def _measure(
     maps: Maps, verbs: NDArray[np.int64], gold: NDArray[np.bool_], real: NDArray[np.int64]
 ) -> _Measured:
@@ -384,7 +375,7 @@ def _measure(
         rows: NDArray[np.float64] = tensor.cpu().double().numpy()[np.arange(len(verbs)), :, verbs]
         return rows
 
-    return _Measured(
+    return (
         soft_overlap(at_verb(window), gold[:, None]),
         inside(at_verb(maps.weights), gold[:, None]),
         gold.sum(1) / real,
@@ -433,8 +424,3 @@ def window_panels(
     )
     labels = [*task.store.tokenizer.tokens(tokens[0, :-1].tolist()), "[verb]"]
     return labels, [Panel(name, values, outline=(verb, start, verb)) for name, values in matrices]
-
-
-def as_rows(fits: list[WindowFit]) -> list[dict[str, Any]]:
-    """Return plain data for JSON."""
-    return [asdict(fit) for fit in fits]

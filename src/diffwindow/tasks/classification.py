@@ -27,14 +27,6 @@ class ClassificationBatch(TensorBatch):
 
 
 @dataclass(frozen=True)
-class Predictions:
-    """The likeliest label of each text, in order, and −log p of the right one."""
-
-    labels: NDArray[np.int64]
-    nll: NDArray[np.float64]
-
-
-@dataclass(frozen=True)
 class Classification(StoreTask[ClassifierConfig]):
     """A labelled corpus and the model that classifies it; only the first `max_length` tokens are read.
 
@@ -83,10 +75,12 @@ class Classification(StoreTask[ClassifierConfig]):
         numbers = [counts.get(str(label), 0) for label in range(self.config.num_classes)]
         return torch.tensor([sum(numbers) / (len(numbers) * n) if n else 0.0 for n in numbers])
 
-    def predict(self, model: nn.Module, split: str, *, progress: Progress = SILENT) -> Predictions:
-        """Classify a split."""
+    def predict(
+        self, model: nn.Module, split: str, *, progress: Progress = SILENT
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Return the likeliest label of each text of a split, in order, and −log p of the right one."""
         rows = len(self.store.split(split))
-        predictions = Predictions(np.zeros(rows, np.int64), np.zeros(rows))
+        labels, nll = np.zeros(rows, np.int64), np.zeros(rows)
 
         def classify(_: np.ndarray, batch: ClassificationBatch) -> tuple[np.ndarray, np.ndarray]:
             log_probs = torch.log_softmax(cast(Classifier, model)(batch.tokens).float(), dim=-1)
@@ -94,17 +88,14 @@ class Classification(StoreTask[ClassifierConfig]):
             return log_probs.argmax(-1).cpu().numpy(), -right.cpu().numpy()
 
         with evaluating(model) as device:
-            for indices, (labels, nll) in sweep(
-                self, split, device, classify, max_tokens=self.options.valid_tokens, progress=progress
-            ):
-                predictions.labels[indices] = labels
-                predictions.nll[indices] = nll
-        return predictions
+            for indices, (some_labels, some_nll) in sweep(self, split, device, classify, progress):
+                labels[indices] = some_labels
+                nll[indices] = some_nll
+        return labels, nll
 
     def validate(
         self, model: nn.Module, split: str, *, watch: str = "loss", progress: Progress = SILENT
     ) -> dict[str, float]:
         """Return the mean cross-entropy, without smoothing, and the accuracy."""
-        predictions = self.predict(model, split, progress=progress)
-        right = predictions.labels == self.gold(split)
-        return {"loss": float(predictions.nll.mean()), "accuracy": float(right.mean())}
+        labels, nll = self.predict(model, split, progress=progress)
+        return {"loss": float(nll.mean()), "accuracy": float((labels == self.gold(split)).mean())}

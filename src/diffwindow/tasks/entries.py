@@ -182,9 +182,7 @@ CLASSIFICATION = TaskEntry(
         "train": {
             "warmup": 400,
             "clip_norm": 1.0,
-            "log_every": 50,
-            "valid_every": 250,
-            "save_every": 250,
+            **_OFTEN,
             "watch": "accuracy",
             "final": "best",
         },

@@ -76,9 +76,7 @@ class LanguageModeling(StoreTask[LanguageModelConfig]):
             return by_row.double().cpu().numpy()
 
         with evaluating(model) as device:
-            for indices, by_row in sweep(
-                self, split, device, score, max_tokens=self.options.valid_tokens, progress=progress
-            ):
+            for indices, by_row in sweep(self, split, device, score, progress):
                 nll[indices] = by_row
         return nll, tokens.astype(np.int64)
 

@@ -79,23 +79,21 @@ class StoreTask(Task[Any], Generic[C]):
 
 
 def sweep(
-    task: Task[B],
+    task: StoreTask[Any],
     split: str,
     device: str,
     work: Callable[[np.ndarray, B], R],
-    *,
-    max_tokens: int,
     progress: Progress = SILENT,
 ) -> list[tuple[np.ndarray, R]]:
     """Work on every example of a split once, shortest first; return the indices and the result of each batch.
 
-    Batches are those of `map_batches`.
+    Batches are those of `map_batches`, of up to `valid_tokens` tokens.
     """
     stage = "validation" if split == "valid" else "evaluation"
     return map_batches(
         task.lengths(split),
         lambda indices: work(indices, task.collate(split, indices).to(device)),
-        max_tokens=max_tokens,
+        max_tokens=task.options.valid_tokens,
         progress=lambda done, total: progress(stage, done / total),
     )
 

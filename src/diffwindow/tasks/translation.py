@@ -1,5 +1,6 @@
 """Translation: sentence pairs of a store, and the Translator trained on them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, cast
 
@@ -8,9 +9,11 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from diffwindow.data.batching import collate, shift_right
-from diffwindow.data.tokenizer import moses_detokenizer
+from diffwindow.data.tokenizer import moses_detokenizer, nfc
 from diffwindow.decoding import Decoding
+from diffwindow.decoding.batches import ReportDone
 from diffwindow.decoding.translate import translate
+from diffwindow.models.loss import TokenLoss
 from diffwindow.models.model import evaluating
 from diffwindow.models.translator import Translator, TranslatorConfig
 from diffwindow.progress import SILENT, Progress
@@ -48,10 +51,12 @@ class Translation(StoreTask[TranslatorConfig]):
 
     def loss(self, model: nn.Module, batch: TranslationBatch) -> Tensor:
         """Return the label-smoothed cross-entropy of the labels."""
-        scored = cast(Translator, model).loss(
+        return self._score(model, batch).total
+
+    def _score(self, model: nn.Module, batch: TranslationBatch) -> TokenLoss:
+        return cast(Translator, model).loss(
             batch.source, batch.target, batch.labels, label_smoothing=self.options.label_smoothing
         )
-        return scored.total
 
     def validate(
         self, model: nn.Module, split: str, *, watch: str = "loss", progress: Progress = SILENT
@@ -62,36 +67,48 @@ class Translation(StoreTask[TranslatorConfig]):
         """
 
         def score(_: np.ndarray, batch: TranslationBatch) -> tuple[float, float, int]:
-            scored = cast(Translator, model).loss(
-                batch.source, batch.target, batch.labels, label_smoothing=self.options.label_smoothing
-            )
+            scored = self._score(model, batch)
             return float(scored.total), float(scored.nll), batch.units
 
         with evaluating(model) as device:
-            scores = sweep(
-                self, split, device, score, max_tokens=self.options.valid_tokens, progress=progress
-            )
+            scores = sweep(self, split, device, score, progress)
         total, nll, units = (sum(column) for column in zip(*(one for _, one in scores), strict=True))
         metrics = {"loss": total / units, "nll": nll / units, "perplexity": word_perplexity(nll, units)}
         return metrics | ({"bleu": self.bleu(model, split, progress=progress)} if watch == "bleu" else {})
 
     def bleu(self, model: nn.Module, split: str, *, progress: Progress = SILENT) -> float:
         """Return the BLEU of greedy translations, of `bleu_sentences` sentences spread over the split."""
-        rows, tokenizer = self.store.split(split), self.store.tokenizer
-        count = min(len(rows), self.options.bleu_sentences or len(rows))
-        chosen = [number * len(rows) // count for number in range(count)]
-        sources = [rows.sequences["source"][index][:-1].tolist() for index in chosen]
-        references = [tokenizer.decode(rows.sequences["target"][index].tolist()) for index in chosen]
-        outputs = translate(
+        rows = len(self.store.split(split))
+        count = min(rows, self.options.bleu_sentences or rows)
+        hypotheses, references, _ = self.translate(
             cast(Translator, model),
-            tokenizer,
-            sources,
+            split,
+            [number * rows // count for number in range(count)],
             Decoding(beam=1, max_tokens=self.options.valid_tokens),
+            moses=self.store.manifest.settings.moses.get("target"),
             progress=lambda done, total: progress("validation BLEU", done / total),
         )
-        moses = self.store.manifest.settings.moses
-        plain = moses_detokenizer(moses["target"]) if "target" in moses else str
-        hypotheses = [plain(best[0].text) for best in outputs]
-        language = self.store.languages.get("target")
-        terms = bleu_terms(hypotheses, [plain(text) for text in references], language=language)
+        terms = bleu_terms(hypotheses, references, language=self.store.languages.get("target"))
         return float(bleu_of(terms.sum(0, dtype=np.float64)))
+
+    def translate(
+        self,
+        model: Translator,
+        split: str,
+        indices: Sequence[int],
+        decoding: Decoding,
+        *,
+        moses: str | None,
+        progress: ReportDone,
+    ) -> tuple[list[str], list[str], int]:
+        """Translate rows of a split; return plain translations and references, and how many came in pieces.
+
+        `moses` is the language in which Moses tokenised the targets, if it did.
+        """
+        rows, tokenizer = self.store.split(split).sequences, self.store.tokenizer
+        sources = [rows["source"][index][:-1].tolist() for index in indices]
+        outputs = [best[0] for best in translate(model, tokenizer, sources, decoding, progress=progress)]
+        plain = moses_detokenizer(moses) if moses else str
+        # composed, as they are scored: runs that normalise and runs that do not have the same references
+        references = [nfc(plain(tokenizer.decode(rows["target"][index].tolist()))) for index in indices]
+        return [plain(output.text) for output in outputs], references, sum(o.pieces > 1 for o in outputs)
