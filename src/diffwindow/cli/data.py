@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -92,13 +92,18 @@ def prepare(
     Files may be plain, .gz or .xz. The same command resumes an interrupted run, and leaves a finished one.
     """
     inputs = {"a corpus": corpus, "--source": source, "--tsv": tsv, "--labels": labels, "--text": text}
-    chosen = _choose_input(inputs)
+    given = [name for name, value in inputs.items() if value]
+    if len(given) != 1:
+        raise ValueError(
+            "give one of a corpus, --source with --target, --tsv, --labels or --text, "
+            f"not {' and '.join(given) or 'none'}"
+        )
+    chosen = given[0]
     sides = {
         "train": (source, target),
         "valid": (valid_source, valid_target),
         "test": (test_source, test_target),
     }
-    languages = {"source": source_lang, "target": target_lang}
     two_sided = any(left or right for left, right in sides.values())
     check_partners(
         chosen,
@@ -109,15 +114,11 @@ def prepare(
             ("--source-lang and --target-lang", bool(source_lang or target_lang), ("--source", "--tsv")),
         ),
     )
-    if tokenizer and vocab_size:
-        raise ValueError(
-            f"--vocab-size {vocab_size} is for a new vocabulary, but {tokenizer} has its own; leave one out"
-        )
-    if tokenizer and normalization:
-        raise ValueError(
-            f"--normalization {normalization} is for a new vocabulary, but {tokenizer} has its own; "
-            "leave one out"
-        )
+    for option, value in (("--vocab-size", vocab_size), ("--normalization", normalization)):
+        if tokenizer and value:
+            raise ValueError(
+                f"{option} {value} is for a new vocabulary, but {tokenizer} has its own; leave one out"
+            )
     if (rows or seed) and corpus not in data_corpora.GENERATED:
         raise ValueError(
             f"--rows and --seed are for a generated corpus, one of {', '.join(data_corpora.GENERATED)}"
@@ -134,24 +135,13 @@ def prepare(
             files = {"train": tsv or labels or text, "valid": valid, "test": test}
             columns = data_readers.Columns(text_column, label_column)
             recipe = _file_recipe(chosen, files, columns, skip_bad=skip_bad)
+        languages = {"source": source_lang, "target": target_lang}
         known = {field: language for field, language in languages.items() if language}
         recipe = recipe.adjust(vocab_size=vocab_size, moses=moses, languages=known, normalization=form)
         _prepare(recipe, out, tokenizer, workers, skip_bad=skip_bad, dry_run=dry_run)
 
 
-def _choose_input(inputs: Mapping[str, object]) -> str:
-    """Return the name of the input that is given; raise unless it is exactly one."""
-    given = [name for name, value in inputs.items() if value]
-    if len(given) != 1:
-        raise ValueError(
-            "give one of a corpus, --source with --target, --tsv, --labels or --text, "
-            f"not {' and '.join(given) or 'none'}"
-        )
-    return given[0]
-
-
 def _parallel_recipe(name: str, sides: dict[str, tuple[File, File]]) -> Recipe:
-    """Return the recipe of a source and a target file for each split."""
     splits = {
         split: data_own_files.two_files(
             _check_exists(left, f"--{split}-source"), _check_exists(right, f"--{split}-target")
@@ -163,18 +153,13 @@ def _parallel_recipe(name: str, sides: dict[str, tuple[File, File]]) -> Recipe:
 
 
 def _file_recipe(option: str, files: dict[str, File], columns: Columns, *, skip_bad: bool) -> Recipe:
-    """Return the recipe of one file per split, of the kind that the option names."""
     existing = {split: _check_exists(file) for split, file in files.items() if file}
     if option == "--labels":
         return data_own_files.labelled_recipe(existing, columns, skip_bad=skip_bad)
-    read, task = (
-        (data_own_files.plain_text, "language-model")
-        if option == "--text"
-        else (data_own_files.tsv_pairs, "translation")
-    )
-    return data_recipe.Recipe(
-        existing["train"].name, task, {split: read(file) for split, file in existing.items()}
-    )
+    is_text = option == "--text"
+    read = data_own_files.plain_text if is_text else data_own_files.tsv_pairs
+    splits = {split: read(file) for split, file in existing.items()}
+    return data_recipe.Recipe(existing["train"].name, "language-model" if is_text else "translation", splits)
 
 
 @contextmanager
@@ -224,8 +209,9 @@ def _prepare(
 
 def _show_estimate(expected: Estimate, workers: int) -> None:
     rows = ", ".join(f"{split} {number:,}" for split, number in expected.rows.items())
-    size = f"{expected.bytes / 1e6:,.1f} MB"
-    print(f"about {rows} rows, {size}, {_format_duration(expected.seconds)} with {workers} workers")
+    seconds = expected.seconds
+    duration = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+    print(f"about {rows} rows, {expected.bytes / 1e6:,.1f} MB, {duration} with {workers} workers")
 
 
 def _describe(entry: SplitEntry, names: Sequence[str]) -> str:
@@ -246,12 +232,7 @@ def shorten_list(items: Sequence[str], limit: int = 20) -> list[str]:
     >>> shorten_list(["a", "b", "c"], limit=2)
     ['a', 'b', '1 more']
     """
-    more = [f"{len(items) - limit:,} more"] if len(items) > limit else []
-    return [*items[:limit], *more]
-
-
-def _format_duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+    return [*items[:limit], *([f"{len(items) - limit:,} more"] if len(items) > limit else [])]
 
 
 @app.command("list")

@@ -23,8 +23,5 @@ def generate(
     """Continue a text with a language model, one line per sample, likeliest first."""
     decoding = change_decoding(decoding_generate.GENERATION, changes)
     with report_interrupt("nothing was generated"):
-        print(
-            "\n".join(
-                map(remove_line_ends, inference_model.load(run, device=device).generate(prompt, decoding))
-            )
-        )
+        texts = inference_model.load(run, device=device).generate(prompt, decoding)
+        print("\n".join(map(remove_line_ends, texts)))

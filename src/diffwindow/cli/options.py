@@ -48,10 +48,7 @@ DECODING_OPTIONS: dict[str, Any] = {
     "min_new_tokens": Annotated[int | None, typer.Option(min=0, help="The fewest tokens of an output.")],
     "max_new_tokens": Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            help="The most tokens of an output; by default 50, or what suits a source.",
-        ),
+        typer.Option(min=1, help="The most tokens of an output; by default 50, or what suits a source."),
     ],
     "no_repeat_ngram": Annotated[
         int | None, typer.Option(min=0, help="Never repeat a sequence of this many tokens; 0 may.")
@@ -103,18 +100,13 @@ def takes_decoding(*fields: str) -> Callable[[Callable[..., None]], Callable[...
             verb(**arguments, changes=changes)
 
         signature = inspect.signature(verb, eval_str=True)
-        added = {field: (DECODING_OPTIONS[field], None) for field in fields}
-        own = {
-            name: (parameter.annotation, parameter.default)
-            for name, parameter in signature.parameters.items()
-            if name != "changes"
-        }
-        run.__dict__["__signature__"] = signature.replace(
-            parameters=[
-                inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=default)
-                for name, (kind, default) in (own | added).items()
-            ]
-        )
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        own = [one.replace(kind=keyword) for name, one in signature.parameters.items() if name != "changes"]
+        added = [
+            inspect.Parameter(field, keyword, annotation=DECODING_OPTIONS[field], default=None)
+            for field in fields
+        ]
+        run.__dict__["__signature__"] = signature.replace(parameters=[*own, *added])
         return run
 
     return decorate

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import asdict
 
 from diffwindow.cli.library import files, inference_model
@@ -31,8 +30,5 @@ def predict(
         each = (f"{collapse_spaces(label)}={p:.6f}" for label, p in prediction.probabilities.items())
         return "\t".join([collapse_spaces(prediction.label), *each])
 
-    def work(texts: list[str]) -> Iterator[str]:
-        return map(shown, model.predict(texts))
-
     with report_interrupted_output(output):
-        stream(input, output, work)
+        stream(input, output, lambda texts: map(shown, model.predict(texts)))

@@ -66,12 +66,15 @@ def train(
     """
     _check_words(preset, overrides or [], data=data, start=start)
 
-    values: dict[str, Any] = {"attention": attention, "train.seed": seed}
     if data is None and preset in tasks_entries.TASKS and (known := os.environ.get("DIFFWINDOW_DATA")):
         data = Path(known)
-    values["data.path"] = str(data.resolve()) if data else None
-    values["start"] = str(start.resolve()) if start else None
-    values["train.accumulate"] = _per_process(virtual_gpus) if virtual_gpus else None
+    values: dict[str, Any] = {
+        "attention": attention,
+        "train.seed": seed,
+        "data.path": str(data.resolve()) if data else None,
+        "start": str(start.resolve()) if start else None,
+        "train.accumulate": _per_process(virtual_gpus) if virtual_gpus else None,
+    }
     config = training_overrides.resolve(
         preset, overrides or (), {key: value for key, value in values.items() if value is not None}
     )
@@ -135,15 +138,6 @@ def average(
 def list_all() -> None:
     """List the presets, the corpora and the paper's tables."""
     print("Presets, for `diffwindow train`:")
-    _list_presets()
-    print("\nCorpora, for `diffwindow prepare`:")
-    list_corpora()
-    print("\nTables, for `diffwindow reproduce`; `diffwindow reproduce list` has their rows and costs:")
-    for table in reproduce_tables.TABLES.values():
-        print(f"{table.name:16} {table.title}")
-
-
-def _list_presets() -> None:
     for name in tasks_entries.TASKS:
         print(f"{name:16} {name:14} your own data: sizes suit the prepared corpus of --data")
     for name in tasks_presets.NAMES:
@@ -153,3 +147,8 @@ def _list_presets() -> None:
             f"{name:16} {config.task.kind:14} {config.train.max_updates:>7,} updates of {batches}"
             f"{config.train.max_tokens:,} tokens; width {config.model['embed_dim']}"
         )
+    print("\nCorpora, for `diffwindow prepare`:")
+    list_corpora()
+    print("\nTables, for `diffwindow reproduce`; `diffwindow reproduce list` has their rows and costs:")
+    for table in reproduce_tables.TABLES.values():
+        print(f"{table.name:16} {table.title}")
