@@ -6,7 +6,8 @@ import hashlib
 import json
 import mmap
 import os
-from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -39,12 +40,12 @@ def is_store(folder: Path) -> bool:
     return (folder / MANIFEST).exists()
 
 
+@dataclass(eq=False, repr=False)
 class Sequences:
     """Token sequences of one field, end to end in one array; each ends in EOS."""
 
-    def __init__(self, tokens: NDArray[Any], offsets: NDArray[np.int64]) -> None:
-        self.tokens = tokens
-        self.offsets = offsets
+    tokens: NDArray[Any]
+    offsets: NDArray[np.int64]
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -68,15 +69,13 @@ class Sequences:
         return np.where(inside, self.tokens[places], PAD).astype(np.int64)
 
 
+@dataclass(eq=False, repr=False)
 class Split:
     """Rows of one split: token sequences by field, and integer columns such as `label`."""
 
-    def __init__(
-        self, name: str, sequences: dict[str, Sequences], columns: dict[str, NDArray[np.int32]]
-    ) -> None:
-        self.name = name
-        self.sequences = sequences
-        self.columns = columns
+    name: str
+    sequences: dict[str, Sequences]
+    columns: dict[str, NDArray[np.int32]]
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -104,16 +103,16 @@ class Split:
         return self.sequences[field].tokens
 
 
+@dataclass(eq=False, repr=False)
 class Store:
     """An opened folder that `diffwindow prepare` wrote."""
 
-    def __init__(
-        self, folder: Path, manifest: Manifest, tokenizer: Tokenizer, splits: dict[str, Split]
-    ) -> None:
-        self.folder = folder
-        self.manifest = manifest
-        self.tokenizer = tokenizer
-        self.splits = splits
+    folder: Path
+    manifest: Manifest
+    tokenizer: Tokenizer
+    splits: dict[str, Split]
+
+    def __post_init__(self) -> None:
         self._verified: set[str] = set()
 
     @classmethod
@@ -125,12 +124,11 @@ class Store:
         if not tokenizer_file.exists() or sha256_of(tokenizer_file) != manifest.tokenizer.sha256:
             raise ValueError(
                 f"{tokenizer_file} is not the tokenizer that {folder} was made with; put the original back, "
-                "or prepare the corpus again"
+                f"or {_AGAIN}"
             )
         tokenizer = Tokenizer.load(tokenizer_file)
-        splits = {
-            name: _open_split(folder, name, entry, tokenizer) for name, entry in manifest.splits.items()
-        }
+        dtype = token_dtype(tokenizer.vocab_size)
+        splits = {name: _open_split(folder, name, entry, dtype) for name, entry in manifest.splits.items()}
         return cls(folder, manifest, tokenizer, splits)
 
     @property
@@ -157,15 +155,28 @@ class Store:
         if name not in self.splits:
             raise ValueError(f"{self.folder} has no split {name!r}; it has {', '.join(self.splits)}")
         if name not in self._verified:
-            files = self.manifest.splits[name].files
-            memory = Memory(self.folder)
+            try:
+                known = read_json(self.folder / MEMORY)
+            except (OSError, ValueError):
+                known = {}
             # taken before the files are read: a change meanwhile must not pass as verified
-            marks = memory.marks(files)
-            if not memory.knows(marks):
+            marks = self._marks(name)
+            if not marks.items() <= known.items():
                 self._verify(name)
-                memory.add(marks)
+                # where the store cannot be written, each process verifies for itself
+                with suppress(OSError):
+                    write_json(self.folder / MEMORY, known | marks)
             self._verified.add(name)
         return self.splits[name]
+
+    def _marks(self, name: str) -> dict[str, list[Any]]:
+        """Return what tells each file of a split from a changed one without reading it."""
+        files = self.manifest.splits[name].files
+        stats = {file: (self.folder / file).stat() for file in files}
+        return {
+            file: [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, files[file].sha256]
+            for file, stat in stats.items()
+        }
 
     def verify(self) -> None:
         """Hash every file and compare with the manifest."""
@@ -173,27 +184,28 @@ class Store:
             self._verify(name)
 
     def _verify(self, name: str) -> None:
-        for path in changed_files(self.folder, self.manifest.splits[name].files):
-            raise ValueError(
-                f"{path} (split {name!r}) has changed since it was prepared; put the original back, "
-                "or prepare the corpus again"
-            )
+        for file, expected in self.manifest.splits[name].files.items():
+            if sha256_of(self.folder / file) != expected.sha256:
+                raise ValueError(
+                    f"{self.folder / file} (split {name!r}) has changed since it was prepared; "
+                    f"put the original back, or {_AGAIN}"
+                )
         for field, sequences in self.splits[name].sequences.items():
             check_ids(self.folder / f"{name}.{field}.tokens", sequences.tokens, self.tokenizer.vocab_size)
 
 
-def _open_split(folder: Path, name: str, entry: SplitEntry, tokenizer: Tokenizer) -> Split:
-    dtype = token_dtype(tokenizer.vocab_size)
+def _open_split(folder: Path, name: str, entry: SplitEntry, dtype: np.dtype[Any]) -> Split:
     sequences = {}
     for field in entry.sequences:
         tokens = _map_file(folder, f"{name}.{field}.tokens", entry, dtype)
         offsets = _map_file(folder, f"{name}.{field}.offsets", entry, OFFSET_DTYPE)
         check_offsets(folder / f"{name}.{field}.offsets", offsets, len(tokens), entry.rows)
         sequences[field] = Sequences(tokens, offsets)
+    labels = [int(label) for label in entry.found.labels]
     columns = {}
     for field in entry.columns:
         values = columns[field] = _map_file(folder, f"{name}.{field}.values", entry, VALUE_DTYPE)
-        allowed = labels_of(entry) if field == "label" else None
+        allowed = labels if field == "label" else []
         check_column(folder / f"{name}.{field}.values", values, entry.rows, allowed)
     return Split(name, sequences, columns)
 
@@ -216,7 +228,9 @@ def _map_file(folder: Path, file: str, entry: SplitEntry, dtype: np.dtype[Any]) 
 
 FORMAT: Literal[1] = 1
 MANIFEST = "manifest.json"
+# which files were verified, by size, times and inode: one that is touched is verified again
 MEMORY = ".verified.json"
+_AGAIN = "prepare the corpus again"
 # arrays are checked in pieces, so that a store larger than memory needs little of it
 _PIECE = 1 << 20
 
@@ -310,15 +324,13 @@ def read_manifest(folder: Path) -> Manifest:
     manifest = read_json(path)
     if manifest.get("format") != FORMAT:
         raise ValueError(
-            f"{path} has format {manifest.get('format')!r}, this version reads {FORMAT}; "
-            "prepare the corpus again"
+            f"{path} has format {manifest.get('format')!r}, this version reads {FORMAT}; {_AGAIN}"
         )
     try:
         return Manifest.model_validate(manifest)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise ValueError(f"{path} is damaged at {place!r}; prepare the corpus again") from None
+        place = ".".join(map(str, error.errors()[0]["loc"]))
+        raise ValueError(f"{path} is damaged at {place!r}; {_AGAIN}") from None
 
 
 def corpus_hashes(manifest: Manifest) -> dict[str, str]:
@@ -336,17 +348,15 @@ def check_offsets(path: Path, offsets: NDArray[np.int64], tokens: int, rows: int
         raise ValueError(f"{path} is damaged: its offsets do not rise from 0 to {tokens}; {_AGAIN}")
 
 
-def check_column(path: Path, values: NDArray[np.int32], rows: int, allowed: range | None) -> None:
-    """Raise unless a column has a value per row and, where a range is given, all lie in it."""
+def check_column(path: Path, values: NDArray[np.int32], rows: int, allowed: list[int]) -> None:
+    """Raise unless a column has a value per row and, where some are given, all lie in their range."""
     if len(values) != rows:
         raise ValueError(f"{path} is damaged: it has {len(values)} values for {rows} rows; {_AGAIN}")
-    if allowed is not None and len(values):
-        lowest, highest = int(values.min()), int(values.max())
-        if lowest < allowed.start or highest >= allowed.stop:
-            worst = lowest if lowest < allowed.start else highest
+    for value in (values.min(), values.max()) if allowed and rows else ():
+        if not min(allowed) <= value <= max(allowed):
             raise ValueError(
-                f"{path} is damaged: it has the value {worst}, outside {allowed.start} to "
-                f"{allowed.stop - 1}; {_AGAIN}"
+                f"{path} is damaged: it has the value {value}, outside {min(allowed)} to {max(allowed)}; "
+                f"{_AGAIN}"
             )
 
 
@@ -357,54 +367,3 @@ def check_ids(path: Path, tokens: NDArray[Any], vocab_size: int) -> None:
             raise ValueError(
                 f"{path} is damaged: it has the token {highest} in a vocabulary of {vocab_size:,}; {_AGAIN}"
             )
-
-
-def labels_of(entry: SplitEntry) -> range | None:
-    """Return the range of a split's labels, by its manifest; None if it has no labels."""
-    labels = [int(label) for label in entry.found.labels]
-    return range(min(labels), max(labels) + 1) if labels else None
-
-
-def changed_files(folder: Path, files: dict[str, StoredFile]) -> Iterator[Path]:
-    """Hash files and yield those that differ from the manifest."""
-    for name, expected in files.items():
-        if sha256_of(folder / name) != expected.sha256:
-            yield folder / name
-
-
-class Memory:
-    """Which files of a store were verified, by size, times and inode: one that is touched is verified again.
-
-    It is kept in the store; where that cannot be written, each process verifies for itself.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        try:
-            self._known = read_json(folder / MEMORY)
-        except (OSError, ValueError):
-            self._known = {}
-
-    def marks(self, files: dict[str, StoredFile]) -> dict[str, list[Any]]:
-        """Return what tells each file from a changed one without reading it."""
-        stats = {name: (self._folder / name).stat() for name in files}
-        return {
-            name: [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, files[name].sha256]
-            for name, stat in stats.items()
-        }
-
-    def knows(self, marks: dict[str, list[Any]]) -> bool:
-        """Return whether the files were verified as they are now."""
-        return all(self._known.get(name) == mark for name, mark in marks.items())
-
-    def add(self, marks: dict[str, list[Any]]) -> None:
-        """Remember that files were verified."""
-        self._known |= marks
-        try:
-            write_json(self._folder / MEMORY, self._known)
-        except OSError:
-            # a store that only others may write
-            return
-
-
-_AGAIN = "prepare the corpus again"

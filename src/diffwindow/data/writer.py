@@ -21,6 +21,7 @@ from diffwindow.data.store import (
     VALUE_DTYPE,
     Manifest,
     StoredFile,
+    is_store,
     read_manifest,
 )
 from diffwindow.files import (
@@ -63,7 +64,12 @@ class SplitWriter:
         self._files: dict[str, IO[bytes]] = {}
         # cut off what was written after the last checkpoint; it is written again
         for name, size in self._bytes.items():
-            _cut(folder / name, size)
+            with open_within(folder / name, "r+b") as file:
+                if file.seek(0, os.SEEK_END) < size:
+                    raise ValueError(
+                        f"{folder / name} has lost its end; remove {folder} and prepare the corpus again"
+                    )
+                file.truncate(size)
 
     def append(self, chunk: Chunk) -> None:
         """Write the rows of a chunk."""
@@ -168,11 +174,11 @@ class PartialStore:
 
 def is_finished(out: Path, fingerprint: dict[str, Any]) -> bool:
     """Return whether `out` is a whole store of this fingerprint; raise if it is one of another."""
-    if not (out / MANIFEST).exists() or (out / PROGRESS).exists():
+    if not is_store(out) or (out / PROGRESS).exists():
         return False
     manifest = read_manifest(out)
+    # stores of earlier versions do not record their options
     if manifest.options is None:
-        # a store from before they were recorded
         return False
     before = {
         "task": manifest.task,
@@ -204,28 +210,12 @@ def _read_progress(folder: Path, fingerprint: dict[str, Any]) -> dict[str, Any] 
     """Read how far a store has come; None if it is of another corpus or other settings, or damaged."""
     try:
         state = read_json(folder / PROGRESS)
-        if state["fingerprint"] != json.loads(json.dumps(fingerprint)):
-            return None
-        _check_names(state["splits"])
+        same = state["fingerprint"] == json.loads(json.dumps(fingerprint))
+        sizes = [item for split in state["splits"].values() for item in split["bytes"].items()]
+        # a damaged record could name a file outside the store
+        return state if same and all(Path(name).name == name and size >= 0 for name, size in sizes) else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
-    return state
-
-
-def _check_names(splits: dict[str, Any]) -> None:
-    """Raise if the record of an unfinished store names a file outside it."""
-    for state in splits.values():
-        for name, size in state["bytes"].items():
-            if Path(name).name != name or size < 0:
-                raise ValueError(f"{name!r} is not a file of a store")
-
-
-def _cut(path: Path, size: int) -> None:
-    """Cut a file to a size that it had before."""
-    with open_within(path, "r+b") as file:
-        if file.seek(0, os.SEEK_END) < size:
-            raise ValueError(f"{path} has lost its end; remove {path.parent} and prepare the corpus again")
-        file.truncate(size)
 
 
 def _refuse(out: Path, folder: Path, fingerprint: dict[str, Any]) -> None:
