@@ -7,7 +7,6 @@ epoch), so a resumed run sees exactly the batches that an uninterrupted one woul
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -19,39 +18,10 @@ from diffwindow.special_tokens import BOS, PAD
 if TYPE_CHECKING:
     import torch
 
-
 Lengths = NDArray[np.integer]
 TooLong = Literal["error", "drop"]
 # rows are handled in pieces of this many, so that planning needs little more than the order itself
 _PIECE = 1 << 20
-
-
-@dataclass
-class _Cursor:
-    """The position of a sampler: the batches of an epoch that it has yielded."""
-
-    seed: int
-    epoch: int = 0
-    cursor: int = 0
-
-    def state(self) -> dict[str, int]:
-        return {"seed": self.seed, "epoch": self.epoch, "cursor": self.cursor}
-
-    def load(self, state: dict[str, int]) -> None:
-        if set(state) != {"seed", "epoch", "cursor"}:
-            raise ValueError(f"a batch state has seed, epoch and cursor, not {', '.join(sorted(state))}")
-        self.seed, self.epoch, self.cursor = state["seed"], state["epoch"], state["cursor"]
-
-    def generator(self) -> np.random.Generator:
-        return np.random.Generator(np.random.PCG64([self.seed, self.epoch]))
-
-    def walk(self, batches: int) -> Iterator[int]:
-        """Yield the batch numbers from the cursor to the end of the epoch, then start the next."""
-        for number in range(self.cursor, batches):
-            # advanced before the batch is yielded: a state taken during its update counts it as seen
-            self.cursor = number + 1
-            yield number
-        self.epoch, self.cursor = self.epoch + 1, 0
 
 
 class TokenBatches:
@@ -81,7 +51,8 @@ class TokenBatches:
         self._max_tokens = max_tokens
         self._max_rows = max_rows or max_tokens
         self._shuffle = shuffle
-        self._position = _Cursor(seed)
+        # the cursor counts the batches of the epoch that were yielded
+        self._state = {"seed": seed, "epoch": 0, "cursor": 0}
         self.kept = self._fitting(too_long)
         self._plan: tuple[int, int, NDArray[np.uint32], NDArray[np.int64]] | None = None
 
@@ -105,11 +76,13 @@ class TokenBatches:
 
     def state(self) -> dict[str, int]:
         """Return the state after the last batch."""
-        return self._position.state()
+        return dict(self._state)
 
     def load_state(self, state: dict[str, int]) -> None:
         """Continue from a state, with the batch after it."""
-        self._position.load(state)
+        if set(state) != set(self._state):
+            raise ValueError(f"a batch state has seed, epoch and cursor, not {', '.join(sorted(state))}")
+        self._state |= state
 
     def __len__(self) -> int:
         return len(self._plan_epoch()[1]) - 1
@@ -117,10 +90,16 @@ class TokenBatches:
     def __iter__(self) -> Iterator[NDArray[np.int64]]:
         order, edges = self._plan_epoch()
         batches = len(edges) - 1
-        sequence = self._position.generator().permutation(batches) if self._shuffle else np.arange(batches)
-        for number in self._position.walk(batches):
+        sequence = self._generator().permutation(batches) if self._shuffle else np.arange(batches)
+        for number in range(self._state["cursor"], batches):
+            # advanced before the batch is yielded: a state taken during its update counts it as seen
+            self._state["cursor"] = number + 1
             batch = sequence[number]
             yield order[edges[batch] : edges[batch + 1]].astype(np.int64)
+        self._state |= {"epoch": self._state["epoch"] + 1, "cursor": 0}
+
+    def _generator(self) -> np.random.Generator:
+        return np.random.Generator(np.random.PCG64([self._state["seed"], self._state["epoch"]]))
 
     def padding_waste(self) -> float:
         """Return the share of padding in this epoch's batches, over all fields."""
@@ -134,7 +113,7 @@ class TokenBatches:
         return 1 - real / padded if padded else 0.0
 
     def _plan_epoch(self) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-        now = (self._position.seed, self._position.epoch)
+        now = (self._state["seed"], self._state["epoch"])
         if self._plan is None or self._plan[:2] != now:
             self._plan = None
             order = self._sort_rows()
@@ -145,7 +124,7 @@ class TokenBatches:
         """Sort rows by length, last field first, equal ones in the epoch's random order."""
         order = self.kept.copy()
         if self._shuffle:
-            self._position.generator().shuffle(order)
+            self._generator().shuffle(order)
         # the last two fields, the last one first: one key of 64 bits holds two lengths and the shuffled order
         fields = self._fields[:-3:-1]
         bits = np.uint64(32 // len(fields))
