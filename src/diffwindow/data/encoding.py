@@ -9,7 +9,7 @@ import os
 import re
 import signal
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -32,8 +32,6 @@ from diffwindow.special_tokens import EOS
 # a vocabulary is learned from this much text, spread over the corpus: learning takes some 2 kB of memory for
 # each distinct word, and more text adds rare words only
 TRAINING_CHARACTERS = 50_000_000
-
-
 # subwords that suit a training text of fewer words than this; above all, 32,768
 SIZES = ((50_000, 1_024), (300_000, 4_096), (3_000_000, 8_192), (30_000_000, 16_384))
 
@@ -47,12 +45,11 @@ def suitable_size(words: int) -> int:
     return next((size for limit, size in SIZES if words < limit), 32_768)
 
 
-def estimated_words(recipe: Recipe) -> int:
-    """Estimate the words of the first split, over all text fields."""
+def _estimate_size(recipe: Recipe, measure: Callable[[str], int]) -> float:
+    """Estimate the size of the first split, over all text fields."""
     source = next(iter(recipe.splits.values()))
     first, total = source.estimated_rows(Audit(skip_bad=True), sample=CHUNK_ROWS)
-    words = sum(len(text.split()) for text in texts_of(iter(first), recipe))
-    return round(words * total / max(1, len(first)))
+    return sum(map(measure, texts_of(iter(first), recipe))) * total / max(1, len(first))
 
 
 def with_vocabulary_size(recipe: Recipe) -> Recipe:
@@ -60,16 +57,14 @@ def with_vocabulary_size(recipe: Recipe) -> Recipe:
     vocabulary = recipe.vocabulary
     if vocabulary.kind == "words" or vocabulary.size is not None:
         return recipe
-    return replace(recipe, vocabulary=replace(vocabulary, size=suitable_size(estimated_words(recipe))))
+    words = round(_estimate_size(recipe, lambda text: len(text.split())))
+    return replace(recipe, vocabulary=replace(vocabulary, size=suitable_size(words)))
 
 
 def train_vocabulary(recipe: Recipe, *, skip_bad: bool, progress: Progress = SILENT) -> Tokenizer:
     """Learn the recipe's vocabulary from rows spread over its first split, source and target together."""
-    source = next(iter(recipe.splits.values()))
-    first, total = source.estimated_rows(Audit(skip_bad=True), sample=CHUNK_ROWS)
-    characters = sum(map(len, texts_of(iter(first), recipe))) * total / max(1, len(first))
-    stride = max(1, math.ceil(characters / TRAINING_CHARACTERS))
-    audit = Audit(skip_bad=skip_bad)
+    stride = max(1, math.ceil(_estimate_size(recipe, len) / TRAINING_CHARACTERS))
+    source, audit = next(iter(recipe.splits.values())), Audit(skip_bad=skip_bad)
 
     def sampled() -> Iterator[Row]:
         for number, row in enumerate(source.read(audit)):
@@ -79,15 +74,10 @@ def train_vocabulary(recipe: Recipe, *, skip_bad: bool, progress: Progress = SIL
                 yield row
 
     tokenizer = train_tokenizer(recipe, texts_of(sampled(), recipe))
-    _return_memory()
-    return tokenizer
-
-
-def _return_memory() -> None:
-    """Return memory to the system: after learning, the C library keeps hundreds of megabytes."""
-    # a library without this function returns memory in its own time
+    # after learning, the C library keeps hundreds of megabytes; one without this function frees them itself
     with suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)
+    return tokenizer
 
 
 def train_tokenizer(recipe: Recipe, lines: Iterator[str]) -> Tokenizer:

@@ -8,7 +8,7 @@ import lzma
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from io import BufferedReader
@@ -80,15 +80,16 @@ class Audit:
                 file.close()
             self._open.clear()
 
-    def opened(self, file: BufferedReader) -> None:
-        """Follow the position of an input file."""
+    @contextmanager
+    def following(self, file: BufferedReader, size: int) -> Iterator[None]:
+        """Follow the position of an input file; once finished, it counts as wholly read."""
         self._open.append(file)
-
-    def closed(self, file: BufferedReader, size: int) -> None:
-        """Count a finished input file as wholly read."""
-        if file in self._open:
-            self._open.remove(file)
-            self.read_whole(size)
+        try:
+            yield
+        finally:
+            if file in self._open:
+                self._open.remove(file)
+                self.read_whole(size)
 
     def read_whole(self, size: int) -> None:
         """Count a file that was read at once."""
@@ -150,16 +151,13 @@ def raw_lines(path: Path, audit: Audit) -> Iterator[bytes]:
     parallel corpus.
     """
     number = 0
-    with opened(path) as raw:
-        audit.opened(raw)
+    with opened(path) as raw, audit.following(raw, path.stat().st_size):
         try:
             for line in bounded_lines(unpacked(path, raw), path):
                 number += 1
                 yield line
         except DAMAGED as error:
             audit.bad(path, number + 1, "the archive is truncated or damaged", str(error))
-        finally:
-            audit.closed(raw, path.stat().st_size)
 
 
 def opened(path: Path) -> BufferedReader:
@@ -232,40 +230,40 @@ def decode_line(raw: bytes, path: Path, number: int, audit: Audit) -> str | None
 def text_lines(path: Path, audit: Audit) -> Iterator[tuple[int, str]]:
     """Yield (line number, text) of each valid line."""
     for number, raw in enumerate(raw_lines(path, audit), 1):
-        text = decode_line(raw, path, number, audit)
-        if text is not None:
+        if (text := decode_line(raw, path, number, audit)) is not None:
             yield number, text
 
 
 def table_rows(path: Path, audit: Audit, *, columns: int) -> Iterator[tuple[int, list[str]]]:
     """Yield (line number, cells) of a tab-separated file whose rows all have `columns` cells."""
-    for number, text in text_lines(path, audit):
-        cells = text.split("\t")
-        if len(cells) == columns:
+    rows = ((number, text.split("\t")) for number, text in text_lines(path, audit))
+    return rows_of_width(columns, rows, path, audit)
+
+
+def rows_of_width(
+    width: int, rows: Iterable[tuple[int, list[str]]], path: Path, audit: Audit
+) -> Iterator[tuple[int, list[str]]]:
+    """Yield the rows of `width` cells; others are bad."""
+    for number, cells in rows:
+        if len(cells) == width:
             yield number, cells
         else:
-            audit.bad(path, number, "wrong number of columns", f"{len(cells)} instead of {columns}")
+            audit.bad(path, number, "wrong number of columns", f"{len(cells)} instead of {width}")
 
 
 def headed_rows(path: Path, audit: Audit, *, wanted: tuple[str, ...]) -> Iterator[tuple[int, list[str]]]:
     """Yield (line number, the `wanted` cells) of a tab-separated file with a header row."""
-    rows = text_lines(path, audit)
-    _, first = next(rows, (1, ""))
-    header = first.split("\t")
-    missing = [name for name in wanted if name not in header]
-    if missing:
+    rows = ((number, text.split("\t")) for number, text in text_lines(path, audit))
+    _, header = next(rows, (1, [""]))
+    if missing := [name for name in wanted if name not in header]:
         raise CorpusError(
             f"{path}, line 1: the header lacks {', '.join(missing)}; it has {', '.join(header)}"
         )
     if twice := [name for name in wanted if header.count(name) > 1]:
         raise CorpusError(f"{path}, line 1: the header has {twice[0]!r} twice; give each column its own name")
     places = [header.index(name) for name in wanted]
-    for number, text in rows:
-        cells = text.split("\t")
-        if len(cells) == len(header):
-            yield number, [cells[place] for place in places]
-        else:
-            audit.bad(path, number, "wrong number of columns", f"{len(cells)} instead of {len(header)}")
+    for number, cells in rows_of_width(len(header), rows, path, audit):
+        yield number, [cells[place] for place in places]
 
 
 def find_files(root: Path, places: Sequence[Sequence[str]]) -> list[tuple[Path, ...]]:

@@ -24,6 +24,7 @@ from diffwindow.data.lines import (
     headed_rows,
     opened,
     raw_lines,
+    rows_of_width,
     table_rows,
     text_lines,
 )
@@ -164,11 +165,9 @@ def _table_cells(path: Path, audit: Audit, columns: Columns) -> Iterator[tuple[i
     if first is None:
         return
     layout = _layout(path, *first, columns)
-    for number, cells in rows if layout.has_header else chain([first], rows):
-        if len(cells) == layout.width:
-            yield number, cells[layout.text], cells[layout.label]
-        else:
-            audit.bad(path, number, "wrong number of columns", f"{len(cells)} instead of {layout.width}")
+    rows = rows if layout.has_header else chain([first], rows)
+    for number, cells in rows_of_width(layout.width, rows, path, audit):
+        yield number, cells[layout.text], cells[layout.label]
 
 
 class _Layout(NamedTuple):
