@@ -42,11 +42,10 @@ HEAD_DIMS = ("qk_head_dim", "head_dim", "attention_head_size", "key_value_proj_d
 
 @dataclass(frozen=True)
 class Place:
-    """An attention module of a model: its name, its role, and the shape of its heads."""
+    """An attention module of a model: its name, and the shape of its heads."""
 
     name: str
     module: nn.Module
-    role: Role
     num_heads: int
     head_dim: int
 
@@ -61,7 +60,7 @@ def attention_places(model: nn.Module) -> dict[Role, list[Place]]:
     places: dict[Role, list[Place]] = {"Enc": [], "Cr": [], "Dec": []}
     for name, module, is_cross in _attentions(model, FAMILIES.get(model_type)):
         role: Role = "Cr" if is_cross else "Dec" if _is_causal(module) else "Enc"
-        places[role].append(Place(name, module, role, *_head_shape(name, module)))
+        places[role].append(Place(name, module, *_head_shape(name, module)))
     if not any(places.values()):
         raise ValueError(
             f"no attention was found in {type(model).__name__}, of type {model_type!r}; say where it is, as "

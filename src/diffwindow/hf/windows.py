@@ -56,22 +56,21 @@ def add_windows(
     if any(_windows(model)):
         raise ValueError(f"{type(model).__name__} has windows already; remove_windows takes them out")
     check_has_attention(model)
-    _check_interface(model)
-    places = attention_places(model)
-    by_module = {id(place.module): place for of_role in places.values() for place in of_role}
-    slots = {role: [(place.module, CHILD) for place in of_role] for role, of_role in places.items()}
+    if not model._can_set_attn_implementation():
+        raise ValueError(
+            f"{type(model).__name__} does not call its attention through transformers' attention interface; "
+            "to take windows, its modules have to use ALL_ATTENTION_FUNCTIONS.get_interface, as Bert's do"
+        )
     # all are built before the first one is put in place: an error leaves the model as it was
     built = []
-    for (module, name), chosen in pair_with_slots(plan, slots):
-        place = by_module[id(module)]
-        _check_scores(place)
-        _check_segments(place, chosen.segment_size)
+    for place, chosen in pair_with_slots(plan, attention_places(model)):
+        _check_place(place, chosen.segment_size)
         window = WindowAdapter(
             chosen, place.num_heads, place.head_dim, window_tolerance=window_tolerance, init=init
         )
-        built.append((module, name, _like(window, module, model)))
-    for module, name, window in built:
-        module.add_module(name, window)
+        built.append((place.module, _like(window, place.module, model)))
+    for module, window in built:
+        module.add_module(CHILD, window)
         module.register_forward_pre_hook(check_implementation)
     _restore_configs(model)
     record = {
@@ -245,26 +244,14 @@ def _restore_configs(model: PreTrainedModel) -> None:
         config._attn_implementation = implementation
 
 
-def _check_interface(model: PreTrainedModel) -> None:
-    """Raise unless the model calls its attention through transformers' attention interface."""
-    if not model._can_set_attn_implementation():
-        raise ValueError(
-            f"{type(model).__name__} does not call its attention through transformers' attention interface; "
-            "to take windows, its modules have to use ALL_ATTENTION_FUNCTIONS.get_interface, as Bert's do"
-        )
-
-
-def _check_scores(place: Place) -> None:
-    """Raise for an attention that does more to its scores than windows know."""
+def _check_place(place: Place, segment_size: int) -> None:
+    """Raise for an attention that does more to its scores, or to its keys, than windows know."""
     for name, meaning in SCORE_CHANGES.items():
         if getattr(place.module, name, None) is not None:
             raise ValueError(
                 f"{place.name} ({type(place.module).__name__}) has {meaning} ({name}), which windows do not "
                 "support; choose other layers or another model"
             )
-
-
-def _check_segments(place: Place, segment_size: int) -> None:
     config = getattr(place.module, "config", None)
     sliding = getattr(place.module, "sliding_window", getattr(config, "sliding_window", None))
     if segment_size > 1 and sliding is not None:

@@ -6,7 +6,7 @@ Weights are kept. With `init="identity"` outputs stay what they were until train
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, TypeVar, get_args
+from typing import Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ WindowInit = Literal["identity", "paper"]
 WINDOW_INITS: tuple[str, ...] = get_args(WindowInit)
 Layers = tuple[int, int] | Literal["all"]
 M = TypeVar("M", bound=nn.Module)
+S = TypeVar("S")
 Slot = tuple[nn.Module, str]
 
 
@@ -54,18 +55,23 @@ def add_windows(
     check_module("model", model)
     plan = window_plan(attention, layers=layers, boundary_dim=boundary_dim, init=init)
     if isinstance(model, nn.MultiheadAttention):
-        return _build_window(model, _only_attention(plan), window_tolerance, init)  # type: ignore[return-value]
+        if len(plan.terms) != 1:
+            raise ValueError(f"{plan} has {len(plan.terms)} terms; a single attention takes one, as Enc(AW)")
+        return _build_window(model, plan.terms[0].attention, window_tolerance, init)  # type: ignore[return-value]
     if isinstance(model, Model):
-        _check_plain(model)
+        if model.config.plan.terms:
+            raise ValueError(
+                f"the model has attention={model.config.attention!r}; windows are added to a plain model, "
+                "which remove_windows gives back if these are windows"
+            )
         # the config checks roles, layers and widths
         config = type(model.config)(
             **model.config.model_dump() | {"attention": str(plan), "window_tolerance": window_tolerance}
         )
-    slots = _slots(model)
     # all are built before the first one is put in place: an error leaves the model as it was
     built = [
         (parent, name, _build_window(getattr(parent, name), chosen, window_tolerance, init))
-        for (parent, name), chosen in pair_with_slots(plan, slots)
+        for (parent, name), chosen in pair_with_slots(plan, _slots(model))
     ]
     for parent, name, window in built:
         setattr(parent, name, window)
@@ -130,18 +136,18 @@ def window_plan(
     return Plan(tuple(terms))
 
 
-def pair_with_slots(plan: Plan, slots: Mapping[Role, Sequence[Slot]]) -> list[tuple[Slot, Attention]]:
-    """Pair the attentions that a plan names with their places; a role that is not there is an error."""
+def pair_with_slots(plan: Plan, slots: Mapping[Role, Sequence[S]]) -> list[tuple[S, Attention]]:
+    """Pair the windows that a plan names with their places; a role that is not there is an error."""
     for term in plan.terms:
         if not slots.get(term.role):
             roles = " and ".join(role for role in slots if slots[role])
             raise ValueError(f"{term} is for a role that this model does not have; it has {roles}")
-    pairs = [
+    return [
         (slot, chosen)
         for role, places in slots.items()
         for slot, chosen in zip(places, plan.attentions(role, len(places)), strict=True)
+        if chosen.kind in WINDOWED
     ]
-    return [(slot, chosen) for slot, chosen in pairs if chosen.kind in WINDOWED]
 
 
 def _slots(model: nn.Module) -> dict[Role, list[Slot]]:
@@ -176,20 +182,6 @@ def _can_nest(layer: nn.Module) -> bool:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return nn.TransformerEncoder(layer, 0).use_nested_tensor  # type: ignore[arg-type]
-
-
-def _check_plain(model: Model[Any]) -> None:
-    if model.config.plan.terms:
-        raise ValueError(
-            f"the model has attention={model.config.attention!r}; windows are added to a plain model, "
-            "which remove_windows gives back if these are windows"
-        )
-
-
-def _only_attention(plan: Plan) -> Attention:
-    if len(plan.terms) != 1:
-        raise ValueError(f"{plan} has {len(plan.terms)} terms; a single attention takes one, as Enc(AW)")
-    return plan.terms[0].attention
 
 
 def _build_window(
@@ -238,12 +230,11 @@ def _plain_weights(
 
 
 def _as_global(window: WindowAttention) -> GlobalAttention:
-    _check_removable(window)
-    bias = window.in_proj.bias is not None
+    state = _plain_stack(window)
+    bias = "bias" in state
     plain = GlobalAttention(window.embed_dim, window.num_heads, dropout=window.dropout, bias=bias)
-    weight, stacked_bias = _plain_stack(window)
-    plain.to(device=weight.device, dtype=weight.dtype)
-    plain.in_proj.load_state_dict({"weight": weight} | ({"bias": stacked_bias} if bias else {}))
+    plain.to(state["weight"])
+    plain.in_proj.load_state_dict(state)
     _copy_layer(window.out_proj, plain.out_proj)
     if window.rotary is not None:
         plain.use_rotary(window.rotary)
@@ -251,28 +242,21 @@ def _as_global(window: WindowAttention) -> GlobalAttention:
 
 
 def _as_multihead(window: WindowAttention) -> nn.MultiheadAttention:
-    _check_removable(window)
+    state = _plain_stack(window)
     if window.rotary is not None:
         raise ValueError("torch.nn.MultiheadAttention has no rotary positions, and the window has")
-    weight, bias = _plain_stack(window)
     plain = nn.MultiheadAttention(
         window.embed_dim,
         window.num_heads,
         dropout=window.dropout,
-        bias=bias is not None,
+        bias="bias" in state,
         batch_first=window.batch_first,
-        device=weight.device,
-        dtype=weight.dtype,
+        device=state["weight"].device,
+        dtype=state["weight"].dtype,
     )
-    state = {"in_proj_weight": weight} | ({} if bias is None else {"in_proj_bias": bias})
-    plain.load_state_dict(state, strict=False)
+    plain.load_state_dict({f"in_proj_{name}": x for name, x in state.items()}, strict=False)
     _copy_layer(window.out_proj, plain.out_proj)
     return plain.train(window.training)
-
-
-def _check_removable(window: WindowAttention) -> None:
-    if window.relative_size is not None:
-        raise ValueError("the window has relative positions (Dist), which would be lost with it; keep it")
 
 
 def _copy_layer(source: nn.Linear, target: nn.Linear) -> None:
@@ -282,8 +266,10 @@ def _copy_layer(source: nn.Linear, target: nn.Linear) -> None:
         target.get_parameter(name).requires_grad_(parameter.requires_grad)
 
 
-def _plain_stack(window: WindowAttention) -> tuple[Tensor, Tensor | None]:
+def _plain_stack(window: WindowAttention) -> dict[str, Tensor]:
     """Return what a plain attention keeps of a window's stacked weight and bias."""
-    rows, projection = window.plain_rows(), window.in_proj
-    weight = torch.cat([projection.weight[block] for block in rows])
-    return weight, None if projection.bias is None else torch.cat([projection.bias[block] for block in rows])
+    if window.relative_size is not None:
+        raise ValueError("the window has relative positions (Dist), which would be lost with it; keep it")
+    stacked = {"weight": window.in_proj.weight, "bias": window.in_proj.bias}
+    blocks = {name: [x[rows] for rows in window.plain_rows()] for name, x in stacked.items() if x is not None}
+    return {name: torch.cat(of_name) for name, of_name in blocks.items()}

@@ -5,7 +5,7 @@ from typing import Literal
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from diffwindow.attention.visibility import Visibility, padded_visibility
+from diffwindow.attention.visibility import padded_visibility
 from diffwindow.checks import check_tokens
 from diffwindow.models.config import Depth, ModelConfig, Size
 from diffwindow.models.layers import AttentionBlock, TokenEmbedding, TransformerStack
@@ -64,9 +64,8 @@ class Classifier(Model[ClassifierConfig]):
         self, tokens: Int[Tensor, "b n"], mask: Bool[Tensor, "b n"] | None = None
     ) -> Float[Tensor, "b classes"]:
         """Return the logits of the classes."""
-        mask = _real(tokens, mask)
-        real = mask[:, :, None]
-        hidden = self._encode(tokens, padded_visibility(mask))
+        hidden = self.encode(tokens, mask)
+        real = (tokens != PAD if mask is None else mask)[:, :, None]
         mean = hidden.masked_fill(~real, 0.0).sum(1) / real.sum(1).clamp(min=1)
         logits: Tensor = self.output(mean)
         return logits
@@ -75,19 +74,12 @@ class Classifier(Model[ClassifierConfig]):
         self, tokens: Int[Tensor, "b n"], mask: Bool[Tensor, "b n"] | None = None
     ) -> Float[Tensor, "b n d"]:
         """Run the encoder."""
-        return self._encode(tokens, padded_visibility(_real(tokens, mask)))
+        check_tokens("tokens", tokens, mask)
+        visibility = padded_visibility(tokens != PAD if mask is None else mask)
+        x = self.embedding(tokens, visibility.positions(tokens.shape[1]))
+        encoded: Tensor = self.encoder(x, visibility)
+        return encoded
 
     def attention_blocks(self) -> dict[Role, list[AttentionBlock]]:
         """Return the attention of each role and layer."""
         return {"Enc": self.encoder.self_blocks()}
-
-    def _encode(self, tokens: Tensor, visibility: Visibility) -> Tensor:
-        output: Tensor = self.encoder(
-            self.embedding(tokens, visibility.positions(tokens.shape[1])), visibility
-        )
-        return output
-
-
-def _real(tokens: Tensor, mask: Tensor | None) -> Tensor:
-    check_tokens("tokens", tokens, mask)
-    return tokens != PAD if mask is None else mask

@@ -3,8 +3,6 @@
 Shapes: s sentences, n source tokens, w hypotheses of a sentence, t tokens before the step; all may vary.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +13,7 @@ from torch.export import Dim, ExportedProgram
 
 from diffwindow.attention.cache import KeyCache
 from diffwindow.attention.visibility import padded_visibility
-from diffwindow.attention.window import WindowAttention
+from diffwindow.attention.window_module import use_impl
 from diffwindow.extras import require
 from diffwindow.files import replacing
 from diffwindow.models.decoding_state import DecodingState
@@ -105,7 +103,8 @@ def export(model: Translator) -> Exported:
     s, n, w, t = Dim("sentences"), Dim("source_length"), Dim("hypotheses"), Dim("prefix_length")
     by_source, by_prefix = {0: s, 1: n}, {0: s, 1: w, 2: t}
     step_shapes = ({0: s, 1: w}, by_source, (by_source,) * len(prefix), (by_prefix,) * len(prefix))
-    with _portable(model):
+    # no graph can hold a kernel made for this machine, and a translation must not be random
+    with use_impl(model, "reference"), in_eval_mode(model):
         memory = EncoderGraph(model)(source, mask)
         encoder = torch.export.export(
             EncoderGraph(model), (source, mask), dynamic_shapes=(by_source, by_source), strict=False
@@ -138,21 +137,3 @@ def _write(program: ExportedProgram, path: Path, inputs: list[str], outputs: lis
     )
     with replacing(path, follow_link=True) as temporary:
         graph.save(temporary, external_data=False)
-
-
-@contextmanager
-def _portable(model: Translator) -> Iterator[None]:
-    """Let windows run in plain PyTorch meanwhile, without dropout.
-
-    No graph can hold a kernel made for this machine, and a translation must not be random.
-    """
-    windows = [module for module in model.modules() if isinstance(module, WindowAttention)]
-    before = [(window, window.impl) for window in windows]
-    try:
-        for window in windows:
-            window.impl = "reference"
-        with in_eval_mode(model):
-            yield
-    finally:
-        for window, impl in before:
-            window.impl = impl

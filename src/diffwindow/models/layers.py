@@ -137,16 +137,15 @@ class AttentionBlock(Residual):
         cache: KeyCache | None = None,
     ) -> Float[Tensor, "b q d"]:
         """Attend to `memory`, which is projected, or to `x` and the tokens before it in `cache`."""
-        queries, keys = self._project(x, memory, start=0 if cache is None else cache.length)
-        if cache is not None:
+        entered = self.enter(x)
+        if memory is not None:
+            queries, keys = self.attention.project_queries(entered), memory
+        elif cache is None:
+            queries, keys = self.attention.project_self(entered)
+        else:
+            queries, keys = self.attention.project_self(entered, start=cache.length)
             keys = cache.append(keys)
         return self.leave(x, self.attention.attend(queries, keys, visibility))
-
-    def _project(self, x: Tensor, memory: Tensor | None, *, start: int = 0) -> tuple[Tensor, Tensor]:
-        entered = self.enter(x)
-        if memory is None:
-            return self.attention.project_self(entered, start=start)
-        return self.attention.project_queries(entered), memory
 
 
 class FeedForward(Residual):

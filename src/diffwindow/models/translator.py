@@ -107,10 +107,8 @@ class Translator(Model[TranslatorConfig]):
             )
         memory = self.decoder.project_memory(self._encode(source, visibility))
         # Targets are padded on the right, where no real token looks: the causal mask is all they need.
-        causal = Visibility(is_causal=True)
-        hidden: Tensor = self.decoder(
-            self.embedding(target), causal, memory=memory, memory_visibility=visibility
-        )
+        x, causal = self.embedding(target), Visibility(is_causal=True)
+        hidden: Tensor = self.decoder(x, causal, memory=memory, memory_visibility=visibility)
         return hidden
 
     @torch.no_grad()
@@ -141,9 +139,8 @@ class Translator(Model[TranslatorConfig]):
         }
 
     def _encode(self, source: Tensor, visibility: Visibility) -> Tensor:
-        output: Tensor = self.encoder(
-            self.embedding(source, visibility.positions(source.shape[1])), visibility
-        )
+        x = self.embedding(source, visibility.positions(source.shape[1]))
+        output: Tensor = self.encoder(x, visibility)
         return output
 
 

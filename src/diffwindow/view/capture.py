@@ -153,15 +153,12 @@ def _join_steps(calls: list[_Call]) -> _Call:
     steps.reverse()
     if len(steps) == 1:
         return steps[0]
-    num_keys = steps[-1].shape[2]
-
-    def widen(x: Array) -> Array:
-        return np.pad(x, ((0, 0), (0, 0), (0, num_keys - x.shape[2])))
-
-    arrays = {
-        name: np.concatenate([widen(step.arrays[name]) for step in steps], axis=1) for name in steps[0].arrays
-    }
-    return _Call(arrays, steps[-1].origin)
+    last, arrays = steps[-1], {}
+    for name in last.arrays:
+        maps = [step.arrays[name] for step in steps]
+        widened = [np.pad(x, ((0, 0), (0, 0), (0, last.shape[2] - x.shape[2]))) for x in maps]
+        arrays[name] = np.concatenate(widened, axis=1)
+    return _Call(arrays, last.origin)
 
 
 def _layers(modules: Mapping[str, Captured], calls: Mapping[str, _Call]) -> list[LayerMaps]:
@@ -233,16 +230,13 @@ def kind_of(module: Captured) -> str:
     'MW, segments of 5'
     """
     if isinstance(module, WindowAdapter):
-        return str(module.attention) + _tolerance_of(module)
-    if not isinstance(module, WindowAttention):
+        name = str(module.attention)
+    elif isinstance(module, WindowAttention):
+        name = module.kind
+        for option in OPTIONS.values():
+            if option.label and (value := getattr(module.options, option.argument)) != option.default:
+                name += f", {option.label.format(value)}"
+    else:
         return module.kind
-    labels = ""
-    for option in OPTIONS.values():
-        if option.label is not None and (value := getattr(module.options, option.argument)) != option.default:
-            labels += f", {option.label.format(value)}"
-    return module.kind + labels + _tolerance_of(module)
-
-
-def _tolerance_of(module: WindowModule) -> str:
     tolerance = module.options.window_tolerance
-    return f", tolerance {tolerance:g}" if tolerance else ""
+    return f"{name}, tolerance {tolerance:g}" if tolerance else name

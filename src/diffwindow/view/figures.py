@@ -96,37 +96,7 @@ def _grid(
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    layout = _layout(rows, queries, keys, title)
-    figure = Figure(figsize=layout.size, layout=ConstrainedLayoutEngine(h_pad=0.08, hspace=0.04))
-    if layout.heading:
-        figure.suptitle(layout.heading, fontsize=11, parse_math=False)
-    plots = figure.subplots(len(rows), len(rows[0]), squeeze=False)
-    for place, (axes, panel) in enumerate(zip(plots.flat, (p for row in rows for p in row), strict=True)):
-        row, column = divmod(place, len(rows[0]))
-        # the tokens are the same in every panel: the queries are named in the first column, the keys below
-        query_names = queries if column == 0 else [""] * len(queries)
-        key_names = keys if row == len(rows) - 1 else []
-        _draw(axes, panel, layout.titles[row][column], query_names, key_names, cell=layout.cell)
-        if row == len(rows) - 1:
-            axes.set_xlabel(names[1], fontsize=9)
-        if column == 0:
-            axes.set_ylabel(names[0], fontsize=9)
-    return figure
-
-
-class _Layout(NamedTuple):
-    """The inches of a token and of the figure, and the titles in lines that fit."""
-
-    cell: float
-    size: tuple[float, float]
-    heading: str
-    titles: list[list[str]]
-
-
-def _layout(
-    rows: Sequence[Sequence[Panel]], queries: Sequence[str], keys: Sequence[str], title: str
-) -> _Layout:
-    cell = _cell(max(len(queries), len(keys)))
+    cell = max(SMALLEST, min(CELL, SIDE / max(len(queries), len(keys), 1)))
     panel_width = MARGIN + max(cell * len(keys), 1.0)
     row_label, column_label = (SMALL_LETTER * max(map(len, names), default=0) for names in (queries, keys))
     width = max(len(rows[0]) * panel_width + row_label + MARGIN / 2, 4.0)
@@ -134,18 +104,27 @@ def _layout(
     titles = [[_wrap(panel.title, panel_width - 0.3) for panel in row] for row in rows]
     lines = sum(max(text.count("\n") + 1 for text in row) for row in titles) + heading.count("\n") + 1
     height = len(rows) * (cell * len(queries) + MARGIN / 3) + LINE * lines + column_label + MARGIN / 2
-    return _Layout(cell, (width, height), heading, titles)
+    figure = Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(h_pad=0.08, hspace=0.04))
+    if heading:
+        figure.suptitle(heading, fontsize=11, parse_math=False)
+    plots = figure.subplots(len(rows), len(rows[0]), squeeze=False)
+    for place, (axes, panel) in enumerate(zip(plots.flat, (p for row in rows for p in row), strict=True)):
+        row, column = divmod(place, len(rows[0]))
+        # the tokens are the same in every panel: the queries are named in the first column, the keys below
+        query_names = queries if column == 0 else [""] * len(queries)
+        key_names = keys if row == len(rows) - 1 else []
+        _draw(axes, panel, titles[row][column], query_names, key_names, cell=cell)
+        if row == len(rows) - 1:
+            axes.set_xlabel(names[1], fontsize=9)
+        if column == 0:
+            axes.set_ylabel(names[0], fontsize=9)
+    return figure
 
 
 def _wrap(text: str, inches: float) -> str:
     """Break each line of a title so that it fits a width."""
     most = max(int(inches / LETTER), 8)
     return "\n".join(textwrap.fill(line, most) for line in text.splitlines())
-
-
-def _cell(tokens: int) -> float:
-    """Return the inches of a token on an axis: smaller in long sentences."""
-    return max(SMALLEST, min(CELL, SIDE / max(tokens, 1)))
 
 
 def _draw(
@@ -223,16 +202,14 @@ def choose_fonts(texts: Iterable[str]) -> Fonts:
             "as Noto Sans CJK",
             stacklevel=3,
         )
-    if not hasattr(ft2font, "__libraqm_version__") and any(map(_runs_leftward, characters)):
+    if not hasattr(ft2font, "__libraqm_version__") and any(
+        unicodedata.bidirectional(c) in ("R", "AL") for c in characters
+    ):
         warnings.warn(
             "this matplotlib draws words that run from right to left in reverse; install 3.11 or later",
             stacklevel=3,
         )
     return Fonts([*usual, *families], missing | controls)
-
-
-def _runs_leftward(character: str) -> bool:
-    return unicodedata.bidirectional(character) in ("R", "AL")
 
 
 def _fonts_with(missing: set[int]) -> tuple[list[str], set[int]]:
@@ -387,7 +364,7 @@ class LearningPanel:
 def gain_figure(panels: Sequence[GainPanel], *, same_scale: bool = False) -> Figure:
     """Draw gains with their intervals, the paper's as diamonds; `same_scale` lets panels be compared."""
     most = max(len(panel.gains) for panel in panels)
-    figure, all_axes = _panels(len(panels), height=1.2 + 0.35 * most)
+    figure, all_axes = _panels(panels, height=1.2 + 0.35 * most)
     for axes, panel in zip(all_axes, panels, strict=True):
         for place, gain in enumerate(panel.gains):
             # one seed must not look like several
@@ -398,7 +375,6 @@ def gain_figure(panels: Sequence[GainPanel], *, same_scale: bool = False) -> Fig
         axes.axvline(0.0, color="grey", linewidth=0.8)
         axes.set_yticks(range(len(panel.gains)), [gain.label for gain in panel.gains])
         axes.set_ylim(len(panel.gains) - 0.5, -0.5)
-        axes.set_title(_wrap_title(panel.title), fontsize=9)
         axes.set_xlabel(panel.axis, fontsize=8)
     if same_scale:
         low, high = zip(*(axes.get_xlim() for axes in all_axes), strict=True)
@@ -413,7 +389,7 @@ def gain_figure(panels: Sequence[GainPanel], *, same_scale: bool = False) -> Fig
 
 def learning_figure(panels: Sequence[LearningPanel]) -> Figure:
     """Draw the validations of each model by update."""
-    figure, all_axes = _panels(len(panels), height=3.2)
+    figure, all_axes = _panels(panels, height=3.2)
     for axes, panel in zip(all_axes, panels, strict=True):
         for place, (label, curve) in enumerate(panel.curves.items()):
             if curve:
@@ -428,25 +404,21 @@ def learning_figure(panels: Sequence[LearningPanel]) -> Figure:
             axes.yaxis.set_minor_formatter("{x:g}")
         axes.set_ylabel(panel.axis, fontsize=8)
         axes.set_xlabel("update", fontsize=8)
-        axes.set_title(_wrap_title(panel.title), fontsize=9)
         axes.legend(fontsize=7)
     return figure
 
 
-def _wrap_title(title: str) -> str:
-    """Break a title into lines that fit over a panel."""
-    return textwrap.fill(title, 48)
-
-
-def _panels(count: int, *, height: float) -> tuple[Figure, list[Axes]]:
-    """Return a figure with `count` panels, three side by side."""
+def _panels(panels: Sequence[GainPanel | LearningPanel], *, height: float) -> tuple[Figure, list[Axes]]:
+    """Return a figure with the titled axes of each panel, three side by side."""
     from matplotlib.figure import Figure
 
+    count = len(panels)
     lines, columns = -(-count // COLUMNS), min(count, COLUMNS)
     figure = Figure(figsize=(1.0 + 4.2 * columns, 0.3 + height * lines), layout="constrained")
-    panels = [axes for line in figure.subplots(lines, columns, squeeze=False) for axes in line]
-    for axes in panels[:count]:
+    all_axes = [axes for line in figure.subplots(lines, columns, squeeze=False) for axes in line]
+    for axes, panel in zip(all_axes, panels, strict=False):
         axes.tick_params(which="both", labelsize=8)
-    for unused in panels[count:]:
+        axes.set_title(textwrap.fill(panel.title, 48), fontsize=9)
+    for unused in all_axes[count:]:
         unused.remove()
-    return figure, panels[:count]
+    return figure, all_axes[:count]

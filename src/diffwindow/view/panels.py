@@ -30,17 +30,19 @@ def trace_figure(
     if other is not None and other.weights.shape[1:] != maps.weights.shape[1:]:
         shapes = [f"{one.weights.shape[1]} by {one.weights.shape[2]}" for one in (maps, other)]
         raise ValueError(f"the two models read {' and '.join(shapes)} tokens; they need the same tokenizer")
-    names = {"ours": trace.label, "theirs": "" if against is None else against.label}
     gold = trace.gold
     outline = (gold.query, gold.first, gold.last) if gold and gold.role == maps.role else None
-    if head == "all":
-        rows = [
-            _panels(maps, other, names, head=number, name=f"head {number + 1}", outline=outline)
-            for number in range(len(maps.weights))
-        ]
-    else:
-        name = "mean of heads" if head == "mean" else f"head {head + 1}"
-        rows = [_panels(maps, other, names, head=head, name=name, outline=outline)]
+    rows = []
+    for one in range(len(maps.weights)) if head == "all" else [head]:
+        name = "mean of heads" if one == "mean" else f"head {one + 1}"
+        panels = [(f"attention of {trace.label}, {name}", of_head(maps.weights, one))]
+        if maps.window is not None:
+            panels.insert(0, (f"window, {name}", of_head(maps.window, one)))
+        if against is not None and other is not None:
+            # heads of two models do not correspond, so their mean stands beside each
+            theirs = f"attention of {against.label}, mean of heads"
+            panels.append((theirs, of_head(other.weights, "mean")))
+        rows.append([Panel(title, values, outline) for title, values in panels])
     tokens = tokens_by_side(trace)
     title = f"{trace.title}\n" if trace.title else ""
     return attention_grid(
@@ -75,25 +77,3 @@ def of_head(array: Array, head: Head) -> Array:
         raise ValueError(f"head={head} is not one of the {len(array)} heads, which count from 0")
     one: Array = array[head]
     return one
-
-
-def _panels(
-    maps: LayerMaps,
-    other: LayerMaps | None,
-    names: dict[str, str],
-    *,
-    head: Head,
-    name: str,
-    outline: tuple[int, int, int] | None,
-) -> list[Panel]:
-    panels = []
-    if maps.window is not None:
-        panels.append(Panel(f"window, {name}", of_head(maps.window, head), outline=outline))
-    panels.append(
-        Panel(f"attention of {names['ours']}, {name}", of_head(maps.weights, head), outline=outline)
-    )
-    if other is not None:
-        # heads of two models do not correspond, so their mean stands beside each
-        weights = of_head(other.weights, "mean")
-        panels.append(Panel(f"attention of {names['theirs']}, mean of heads", weights, outline=outline))
-    return panels
