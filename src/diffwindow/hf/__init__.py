@@ -14,19 +14,11 @@ if TYPE_CHECKING:
 
 # Imported on first use, so that `transformers` is only needed by what uses it.
 _HOMES = {
-    "FAMILIES": "families",
-    "Family": "families",
-    "add_windows": "windows",
-    "as_transformers": "auto_models",
-    "download_model": "hub",
-    "freeze_base": "windows",
-    "load_windows": "checkpoint",
-    "push_run": "hub",
-    "register_auto_models": "auto_models",
-    "remove_windows": "windows",
-    "save_windows": "checkpoint",
-    "transformers_tokenizer": "auto_models",
-    "windows_of": "windows",
+    **dict.fromkeys(("as_transformers", "register_auto_models", "transformers_tokenizer"), "auto_models"),
+    **dict.fromkeys(("load_windows", "save_windows"), "checkpoint"),
+    **dict.fromkeys(("FAMILIES", "Family"), "families"),
+    **dict.fromkeys(("download_model", "push_run"), "hub"),
+    **dict.fromkeys(("add_windows", "freeze_base", "remove_windows", "windows_of"), "windows"),
 }
 __all__ = [
     "FAMILIES",

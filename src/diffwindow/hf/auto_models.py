@@ -27,7 +27,7 @@ from transformers.modeling_outputs import (
     SequenceClassifierOutput,
 )
 
-from diffwindow.attention.visibility import EVERYTHING, Visibility, first_true, padded_visibility
+from diffwindow.attention.visibility import Visibility, first_true, padded_visibility
 from diffwindow.hf.attention import LayerCache, layer_caches
 from diffwindow.models.layers import TokenEmbedding
 from diffwindow.models.model import TOKENIZER, Model
@@ -93,7 +93,6 @@ UNSUPPORTED = (
     *("inputs_embeds", "position_ids"),
     *("decoder_inputs_embeds", "decoder_position_ids", "decoder_attention_mask"),
 )
-UNKNOWN_OUTPUTS = ("output_hidden_states", "output_attentions", "return_dict")
 
 
 class _Wrapped(PreTrainedModel):
@@ -139,11 +138,10 @@ class _Wrapped(PreTrainedModel):
             if others.get(name) is not None:
                 raise ValueError(f"{type(self).__name__} does not take {name}; leave it out")
         # these may be asked for in the config, too
-        asked = {name: others.get(name, getattr(self.config, name, None)) for name in UNKNOWN_OUTPUTS}
         for name in ("output_hidden_states", "output_attentions"):
-            if asked[name]:
+            if others.get(name, getattr(self.config, name, None)):
                 raise ValueError(f"{type(self).__name__} does not know {name}; diffwindow.capture shows maps")
-        if asked["return_dict"] is False:
+        if others.get("return_dict", getattr(self.config, "return_dict", None)) is False:
             raise ValueError(f"{type(self).__name__} returns no tuple; leave return_dict=False out")
 
     # called by `generate` with a static cache, with more arguments than are of use here
@@ -374,7 +372,7 @@ def _causal_visibility(tokens: Tensor, past: int, mask: Tensor | None) -> Visibi
     if past == 0:
         return padded_visibility(mask, is_causal=True)
     if tokens.shape[1] == 1:
-        return EVERYTHING if mask is None else padded_visibility(mask)
+        return padded_visibility(mask)
     length = past + tokens.shape[1]
     key = torch.arange(length, device=tokens.device)
     causal = key <= torch.arange(past, length, device=tokens.device)[:, None]
