@@ -16,7 +16,6 @@ from diffwindow.cli.library import (
     data_corpora,
     data_prepare,
     data_recipe,
-    data_store,
     evaluation_evaluate,
     evaluation_windows,
     files,
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from diffwindow.data.store import Store
     from diffwindow.evaluation.evaluate import Evaluation
     from diffwindow.models.classifier import Classifier
     from diffwindow.tasks.classification import Classification
@@ -79,24 +79,17 @@ def demo(
     started = time.monotonic()
     files.make_folder(out)
     with report_training_errors():
-        runs = [_train(out, attention, seed=seed, updates=updates, rows=rows) for attention in ATTENTIONS]
-    evaluated = [_evaluate(run, out / "data") for run in runs]
+        store = _prepare_corpus(out, seed=seed, rows=rows)
+        runs = [_train(out, attention, store, seed=seed, updates=updates) for attention in ATTENTIONS]
+    evaluated = [_evaluate(run, store) for run in runs]
     first = evaluated[0][1]
     table = [
         _make_row(trained, evaluation, evaluation_evaluate.compare(evaluation, first))
         for trained, evaluation in evaluated
     ]
-    figure, sentence = _draw(evaluated[-1], evaluated[0], out)
-    files.write_json(
-        out / "demo.json",
-        {
-            "seed": seed,
-            "layers": LAYERS,
-            "updates": updates,
-            "rows": rows,
-            "table": [asdict(row) for row in table],
-        },
-    )
+    figure, sentence = _draw(evaluated[-1], evaluated[0], store, out)
+    settings = {"seed": seed, "layers": LAYERS, "updates": updates, "rows": rows}
+    files.write_json(out / "demo.json", {**settings, "table": [asdict(row) for row in table]})
     print("\n".join(_format_lines(table, first.metrics["accuracy"]["total"])))
     print(f"\nfigure: {figure}")
     print(textwrap.fill(sentence, WIDTH, initial_indent="  ", subsequent_indent="  "))
@@ -104,10 +97,10 @@ def demo(
     print(f"{time.monotonic() - started:.0f} s")
 
 
-def _train(out: Path, attention: str, *, seed: int, updates: int, rows: int) -> Path:
+def _train(out: Path, attention: str, store: Store, *, seed: int, updates: int) -> Path:
     settings: dict[str, Any] = {
         "attention": attention,
-        "data.path": str(_prepare_corpus(out, seed=seed, rows=rows).resolve()),
+        "data.path": str(store.folder.resolve()),
         "train.seed": seed,
         "train.max_updates": updates,
         "train.max_rows": BATCH_ROWS,
@@ -122,7 +115,7 @@ def _train(out: Path, attention: str, *, seed: int, updates: int, rows: int) -> 
     return folder
 
 
-def _prepare_corpus(out: Path, *, seed: int, rows: int) -> Path:
+def _prepare_corpus(out: Path, *, seed: int, rows: int) -> Store:
     """Generate the sentences, unless they are there: as many to test on as to train on."""
 
     def recipe() -> data_recipe.Recipe:
@@ -138,14 +131,12 @@ def _prepare_corpus(out: Path, *, seed: int, rows: int) -> Path:
             f"{store.folder} has {sentences:,} sentences of seed {own_seed}, not {rows:,} of seed {seed}; "
             "choose another --out"
         )
-    return store.folder
+    return store
 
 
-def _evaluate(run: Path, store: Path) -> tuple[ModelFolder, Evaluation]:
+def _evaluate(run: Path, store: Store) -> tuple[ModelFolder, Evaluation]:
     trained = tasks_model_folder.ModelFolder.read(run)
-    return trained, evaluation_evaluate.evaluate_model(
-        trained, trained.task(data_store.Store.open(store)), "test", Decoding()
-    )
+    return trained, evaluation_evaluate.evaluate_model(trained, trained.task(store), "test", Decoding())
 
 
 def _make_row(trained: ModelFolder, evaluation: Evaluation, against: dict[str, Any]) -> Row:
@@ -168,12 +159,11 @@ def _make_row(trained: ModelFolder, evaluation: Evaluation, against: dict[str, A
 def _by_attractors(groups: dict[str, dict[str, Any]]) -> dict[str, float]:
     """Return the accuracy by number of attractors; three or more are counted together, since they are few."""
     kinds = {"0": ["0"], "1": ["1"], "2": ["2"], "3+": [count for count in groups if int(count) >= 3]}
-    accuracies = {}
-    for name, counts in kinds.items():
-        some = [groups[count] for count in counts if count in groups]
-        if some:
-            accuracies[name] = 100 * sum(one["correct"] for one in some) / sum(one["total"] for one in some)
-    return accuracies
+    return {
+        name: 100 * sum(one["correct"] for one in some) / sum(one["total"] for one in some)
+        for name, counts in kinds.items()
+        if (some := [groups[count] for count in counts if count in groups])
+    }
 
 
 def _format_lines(table: list[Row], sentences: int) -> list[str]:
@@ -207,24 +197,20 @@ def _summarize(table: list[Row], sentences: int) -> str:
         f"the window model is right in {window.accuracy:.1f} % of {sentences:,} sentences, the plain one in "
         f"{plain.accuracy:.1f} %"
     )
+    text = format_p(window.p_against_first)
+    bound = f"< {text[1:]}" if text.startswith("<") else f"= {text}"
     if window.p_against_first < CERTAIN:
-        return f"{rates[0].upper()}{rates[1:]} (one seed, p {_format_bound(window.p_against_first)})."
-    return f"This seed shows no difference: {rates} (p {_format_bound(window.p_against_first)})."
-
-
-def _format_bound(p: float) -> str:
-    text = format_p(p)
-    return f"< {text[1:]}" if text.startswith("<") else f"= {text}"
+        return f"{rates[0].upper()}{rates[1:]} (one seed, p {bound})."
+    return f"This seed shows no difference: {rates} (p {bound})."
 
 
 def _draw(
-    windowed: tuple[ModelFolder, Evaluation], plain: tuple[ModelFolder, Evaluation], out: Path
+    windowed: tuple[ModelFolder, Evaluation], plain: tuple[ModelFolder, Evaluation], store: Store, out: Path
 ) -> tuple[Path, str]:
     """Draw a test sentence that the plain model gets wrong and the window model right; return it too."""
     (ours, evaluation), (other, other_evaluation) = windowed, plain
     assert evaluation.right is not None
     assert other_evaluation.right is not None
-    store = data_store.Store.open(out / "data")
     attractors = store.split("test").columns["attractors"]
     index, told = choose_sentence(evaluation.right, other_evaluation.right, attractors)
     models = cast("Classifier", ours.model), cast("Classifier", other.model)

@@ -97,16 +97,17 @@ def view(
         "--statistics": statistics is not None,
         "--serve": serve,
     }
-    if sum(modes.values()) != 1:
-        given = " and ".join(name for name, wanted in modes.items() if wanted) or "nothing"
+    chosen = [name for name, wanted in modes.items() if wanted]
+    if len(chosen) != 1:
         raise ValueError(
-            f'give one of a text, --row, --statistics and --serve, as `view {run} "a text"`; got {given}'
+            f'give one of a text, --row, --statistics and --serve, as `view {run} "a text"`; '
+            f"got {' and '.join(chosen) or 'nothing'}"
         )
     figures = [path for path in (png, svg, pdf) if path is not None]
     chosen_place = role is not None or layer is not None or head != "mean"
     shown = ("a text", "--row")
     check_partners(
-        next(name for name, wanted in modes.items() if wanted),
+        chosen[0],
         (
             ("--target", target is not None, ("a text",)),
             ("--split", split != "test", ("--row",)),
@@ -125,7 +126,9 @@ def view(
         raise ValueError("--role, --layer and --head choose what a figure shows; add --png, --svg or --pdf")
     if checkpoints and figures and out is None:
         raise ValueError("--checkpoints adds to the page, but figures alone are asked for; add --out")
-    _check_endings({".html": out, ".png": png, ".svg": svg, ".pdf": pdf})
+    for ending, path in {".html": out, ".png": png, ".svg": svg, ".pdf": pdf}.items():
+        if path is not None and path.suffix.lower() != ending:
+            raise ValueError(f"{path} does not end in {ending}")
     trained = inference_model.open_model(run, device=device)
     other = inference_model.open_model(against, device=device) if against else None
     if serve:
@@ -137,7 +140,14 @@ def view(
             title = f"{run}: {statistics}"
             _statistics(trained, examples, figures, tolerance=tolerance, title=title, as_json=as_json)
             return
-        example = _read_example(trained, run, data, text=text, target=target, split=split, row=row)
+        if text is not None:
+            given = inference_attention.text_example(trained, text, target=target)
+            decoding = inference_model.configured_decoding(run)
+            example = inference_attention.complete(trained, given, decoding)
+        else:
+            assert row is not None
+            store = inference_model.open_store(run, data)
+            example = inference_attention.row_example(trained, store, split, row)
         _write(
             trained,
             other,
@@ -147,12 +157,6 @@ def view(
             figures=figures,
             place=(role, layer, _parse_head(head)),
         )
-
-
-def _check_endings(paths: dict[str, Path | None]) -> None:
-    for ending, path in paths.items():
-        if path is not None and path.suffix.lower() != ending:
-            raise ValueError(f"{path} does not end in {ending}")
 
 
 def _parse_head(text: str) -> Head:
@@ -181,26 +185,6 @@ def _choices(count: int, noun: str) -> str:
     return f"1 {noun}; give 1" if count == 1 else f"{count} {noun}s; give 1 to {count}"
 
 
-def _read_example(
-    trained: ModelFolder,
-    run: Path,
-    data: Path | None,
-    *,
-    text: str | None,
-    target: str | None,
-    split: str,
-    row: int | None,
-) -> Example:
-    if row is None:
-        assert text is not None
-        return inference_attention.complete(
-            trained,
-            inference_attention.text_example(trained, text, target=target),
-            inference_model.configured_decoding(run),
-        )
-    return inference_attention.row_example(trained, inference_model.open_store(run, data), split, row)
-
-
 def _find_checkpoints(run: Path) -> dict[str, Path]:
     """Return the folders of a run's checkpoints by name, oldest first and evenly spaced."""
     kept = training_checkpoints.Checkpoints(run / training_config.CHECKPOINTS)
@@ -221,11 +205,10 @@ def _write(
     place: tuple[str | None, int | None, Head],
 ) -> None:
     trace = inference_attention.trace_example(trained, example)
-    against = (
-        None
-        if other is None
-        else inference_attention.trace_example(other, inference_attention.for_other(example, trained, other))
-    )
+    against = None
+    if other is not None:
+        theirs = inference_attention.for_other(example, trained, other)
+        against = inference_attention.trace_example(other, theirs)
     if figures:
         _check_place(trace, *place)
     with report_warnings():
@@ -234,7 +217,7 @@ def _write(
             print(path)
     if out is None and figures:
         return
-    earlier: dict[str, AttentionTrace] = {
+    earlier = {
         name: inference_attention.trace_example(tasks_model_folder.ModelFolder.read(folder), example)
         for name, folder in checkpoints.items()
     }
