@@ -48,7 +48,5 @@ def compare(
     finished = reproduce_jobs.done_before(
         reproduce_own_data.own_jobs(table, scale, reproduce_jobs.every_seed(numbers, scale, out), store, out)
     )
-    run_and_report(
-        table, scale, asked, finished, out, command, processes=jobs or reproduce_jobs.usual_processes()
-    )
+    run_and_report(table, scale, asked, finished, out, command, jobs=jobs)
     write_last_report(reproduce_findings.findings(table, scale, finished, command), out, finished)

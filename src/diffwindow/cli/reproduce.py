@@ -65,9 +65,8 @@ def reproduce(
     command = shlex.join(["diffwindow", *sys.argv[1:]])
     # a named column must exist at this scale; without names, those of the scale are run
     base = full_table if columns else scaled_table
-    asked = reproduce_jobs.jobs_of(
-        base.choose(split_names(columns), split_names(rows)), chosen_scale, numbers, out
-    )
+    chosen = base.choose(split_names(columns), split_names(rows))
+    asked = reproduce_jobs.jobs_of(chosen, chosen_scale, numbers, out)
     # a report shows every finished run, whichever part and seeds were asked for
     seeds_shown = reproduce_jobs.every_seed(numbers, chosen_scale, out)
     finished = reproduce_jobs.done_before(
@@ -81,18 +80,14 @@ def reproduce(
         with show_progress() as progress, name_data_option():
             reproduce_jobs.make_stores(waiting, data, progress=progress)
 
-    processes = jobs or reproduce_jobs.usual_processes()
-    run_and_report(
-        full_table, chosen_scale, asked, finished, folder, command, processes=processes, prepare=prepare
-    )
+    run_and_report(full_table, chosen_scale, asked, finished, folder, command, jobs=jobs, prepare=prepare)
     if full_table.extra == "figure":
         _draw(reproduce_jobs.jobs_of(full_table, chosen_scale, numbers[:1], out), folder)
     speeds = None
     if full_table.extra == "speed":
         speeds = reproduce_cost.relative_speeds(full_table, asked[0].experiment, asked[0].store)
-    write_last_report(
-        reproduce_findings.findings(full_table, chosen_scale, finished, command, speeds), folder, finished
-    )
+    finding = reproduce_findings.findings(full_table, chosen_scale, finished, command, speeds)
+    write_last_report(finding, folder, finished)
 
 
 def run_and_report(
@@ -103,7 +98,7 @@ def run_and_report(
     folder: Path,
     command: str,
     *,
-    processes: int,
+    jobs: int | None,
     prepare: Callable[[Sequence[Job]], None] = lambda waiting: None,
 ) -> None:
     """Run the jobs that have no one yet, add theirs, and write the report anew after each."""
@@ -114,13 +109,11 @@ def run_and_report(
         _tell(f"{len(asked) - len(waiting)} of {len(asked)} runs are done already")
     try:
         prepare(waiting)
+        processes = jobs or reproduce_jobs.usual_processes()
         for one in reproduce_jobs.run_all(waiting, processes=processes, tell=_tell):
             finished.append(one)
-            reproduce_report.write_report(
-                reproduce_findings.findings(table, scale, finished, command),
-                folder,
-                reproduce_jobs.terms_by_column(finished),
-            )
+            finding = reproduce_findings.findings(table, scale, finished, command)
+            reproduce_report.write_report(finding, folder, reproduce_jobs.terms_by_column(finished))
     except KeyboardInterrupt:
         _tell("interrupted; the same command resumes")
         raise typer.Exit(130) from None
@@ -138,10 +131,9 @@ def _draw(jobs: Sequence[Job], folder: Path) -> None:
     """Draw the attention of the first and the last row, if both are trained."""
     plain, windowed = jobs[0], jobs[-1]
     if reproduce_jobs.result_of(plain) and reproduce_jobs.result_of(windowed):
-        reproduce_figures.draw_figure_3(
-            plain.folder, windowed.folder, plain.store, folder / reproduce_report.FIGURE
-        )
-        print(folder / reproduce_report.FIGURE)
+        path = folder / reproduce_report.FIGURE
+        reproduce_figures.draw_figure_3(plain.folder, windowed.folder, plain.store, path)
+        print(path)
 
 
 def split_names(names: str) -> list[str]:

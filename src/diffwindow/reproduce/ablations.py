@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from diffwindow.reproduce.scales import CANDIDATES, CIRCUMSTANCES, RATES
 from diffwindow.reproduce.table import (
     AGREEMENT,
@@ -21,8 +23,10 @@ from diffwindow.reproduce.table import (
 )
 
 
-def _ablation(name: str, title: str, attentions: tuple[str, ...], columns: tuple[Column, ...]) -> Table:
-    return Table(name, title, columns, tuple(Row(text, text) for text in ("Global", *attentions)))
+def _ablation(
+    name: str, title: str, attentions: tuple[str, ...], columns: tuple[Column, ...], more: Iterable[Row] = ()
+) -> Table:
+    return Table(name, title, columns, (*(Row(text, text) for text in ("Global", *attentions)), *more))
 
 
 WINDOWS = ("Enc(MW)", "Enc(AW)")
@@ -103,78 +107,70 @@ TOGETHER = _ablation(
 
 def _rotary(attention: str, rotated: str = "scores") -> Row:
     """Return a row with rotary positions in the place of sinusoids."""
-    chosen = ("model.positions=rotary", *(() if rotated == "scores" else (f"model.rotary={rotated}",)))
-    return Row(f"{attention}, rotary" + ("" if rotated == "scores" else f" ({rotated})"), attention, chosen)
+    row = Row(f"{attention}, rotary", attention, ("model.positions=rotary",))
+    if rotated == "scores":
+        return row
+    return Row(f"{row.label} ({rotated})", attention, (*row.overrides, f"model.rotary={rotated}"))
 
 
-ROTARY = Table(
+ROTARY = _ablation(
     "rotary",
     "What rotary positions should turn: the scores, the pointers or both",
+    WINDOWS,
     (AGREEMENT_10_VALID,),
     (
-        *(Row(text, text) for text in ("Global", *WINDOWS)),
         _rotary("Global"),
         *(_rotary(text, turned) for text in WINDOWS for turned in ("scores", "pointers", "both")),
     ),
 )
-POSITIONS = Table(
+POSITIONS = _ablation(
     "positions",
     "Windows beside today's positions: sinusoidal, relative and rotary",
+    ("Enc(Rel)@all", *WINDOWS, "Enc(AW,Dist)", "Enc(MW,Dist)"),
     (SVA_SUBSET, AGREEMENT_10),
-    (
-        *(Row(text, text) for text in ("Global", "Enc(Rel)@all", *WINDOWS, "Enc(AW,Dist)", "Enc(MW,Dist)")),
-        *(_rotary(text) for text in ("Global", *WINDOWS)),
-    ),
+    map(_rotary, ("Global", *WINDOWS)),
 )
-TRANSLATION_POSITIONS = Table(
+TRANSLATION_POSITIONS = _ablation(
     "translation-positions",
     "Windows beside rotary positions in translation",
+    ("Enc(Rel)@all-Dec(Rel)@all", "Enc(AW)-Cr(AW,Seg)-Dec(MW)"),
     (EN_DE,),
-    (
-        *(Row(text, text) for text in ("Global", "Enc(Rel)@all-Dec(Rel)@all", "Enc(AW)-Cr(AW,Seg)-Dec(MW)")),
-        *(_rotary(text) for text in ("Global", "Enc(AW)-Cr(AW,Seg)-Dec(MW)")),
-    ),
+    map(_rotary, ("Global", "Enc(AW)-Cr(AW,Seg)-Dec(MW)")),
 )
-SENTIMENT_POSITIONS = Table(
+SENTIMENT_POSITIONS = _ablation(
     "sentiment-positions",
     "Windows beside rotary positions in sentiment",
+    ("Enc(Rel)@all", *WINDOWS),
     (SST, IMDB),
-    (
-        *(Row(text, text) for text in ("Global", "Enc(Rel)@all", *WINDOWS)),
-        *(_rotary(text) for text in ("Global", *WINDOWS)),
-    ),
+    map(_rotary, ("Global", *WINDOWS)),
 )
-DECODERS = Table(
+DECODERS = _ablation(
     "decoders",
     "Language modelling with windows, and with what prefers recent tokens today",
+    ("Dec(Rel)@all", "Dec(MW)", "Dec(AW)"),
     (LM,),
     (
-        *(Row(text, text) for text in ("Global", "Dec(Rel)@all", "Dec(MW)", "Dec(AW)")),
         # their papers have no other positions
         *(Row(text, text, ("model.positions=none",)) for text in ("Dec(Fox)@all", "Dec(Stick)@all")),
-        *(_rotary(text) for text in ("Global", "Dec(MW)", "Dec(AW)")),
+        *map(_rotary, ("Global", "Dec(MW)", "Dec(AW)")),
     ),
 )
 
-
-def _cut(attention: str, penalty: str | None = None) -> Row:
-    """Return a row whose windows are 0 below 1e-3, with a penalty on their mean if one is given."""
-    tolerance, charge = ("model.window_tolerance=1e-3",), (f"train.window_penalty={penalty}",)
-    if penalty is None:
-        return Row(f"{attention}, cut", attention, tolerance)
-    return Row(f"{attention}, cut, penalty {penalty}", attention, (*tolerance, *charge))
-
-
+# windows are 0 below it
+_CUT = "model.window_tolerance=1e-3"
 _NARROW = ("Dec(MW,Dim=8)@all", "Dec(MW,Norm,Dim=8)@all")
-LONG_TEXT = Table(
+LONG_TEXT = _ablation(
     "long-text",
     "Windows over long texts: do they become narrow enough to skip what lies outside?",
+    _NARROW,
     (LM_LONG,),
     (
-        Row("Global"),
-        *(Row(text, text) for text in _NARROW),
-        *(_cut(text) for text in _NARROW),
-        *(_cut(text, penalty) for text in _NARROW for penalty in ("0.1", "1")),
+        *(Row(f"{text}, cut", text, (_CUT,)) for text in _NARROW),
+        *(
+            Row(f"{text}, cut, penalty {penalty}", text, (_CUT, f"train.window_penalty={penalty}"))
+            for text in _NARROW
+            for penalty in ("0.1", "1")
+        ),
     ),
 )
 AGREEMENT_TABLE = Table(

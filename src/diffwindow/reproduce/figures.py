@@ -64,7 +64,6 @@ def draw_figure_3(plain: Path, windowed: Path, store: Path, path: Path, *, row: 
 
 
 def _mean(maps: Any) -> NDArray[Any]:
-    """Average a map over heads."""
     mean: NDArray[Any] = torch.from_numpy(maps).mean(0).numpy()
     return mean
 

@@ -55,7 +55,7 @@ def result_of(job: Job) -> Result | None:
     if not path.is_file():
         return None
     result: Result = read_json(path)
-    asked = list(arguments_of(job))
+    asked = arguments_of(job)
     if not isinstance(result.get("settings"), list):
         raise ValueError(f"{path} is damaged; delete it, and the same command evaluates again")
     if result["settings"] != asked:
@@ -76,14 +76,14 @@ def terms_of(job: Job) -> Terms | None:
     return outcomes.get(job.column.split, outcomes.get("terms"))
 
 
-def arguments_of(job: Job) -> tuple[str, ...]:
+def arguments_of(job: Job) -> list[str]:
     """Return everything that determines a job's result: arguments of `diffwindow train`, then the split.
 
     What the row says comes last: an ablation may change what the scale has set.
     """
     settings = (job.experiment.preset, *job.experiment.overrides, *job.row.overrides)
     named = {"attention": job.row.attention, "data": job.experiment.store_name, "seed": job.seed}
-    return (*settings, *(f"--{name}={value}" for name, value in named.items()), job.column.split)
+    return [*settings, *(f"--{name}={value}" for name, value in named.items()), job.column.split]
 
 
 def run(job: Job) -> str | None:
@@ -127,16 +127,15 @@ def _run(job: Job) -> Result:
         for split in dict.fromkeys(("valid", job.column.split, *also))
     }
     metrics = {split: evaluation.metrics for split, evaluation in evaluations.items()}
-    save_outcomes(
-        job.folder / OUTCOMES, {split: evaluation.terms for split, evaluation in evaluations.items()}
-    )
+    terms = {split: evaluation.terms for split, evaluation in evaluations.items()}
+    save_outcomes(job.folder / OUTCOMES, terms)
     score = METRICS[job.column.metric].score
     return {
         "label": job.row.label,
         "attention": job.row.attention,
         "column": job.column.name,
         "seed": job.seed,
-        "settings": list(arguments_of(job)),
+        "settings": arguments_of(job),
         "corpus": corpus_hashes(store.manifest),
         "value": score(metrics[job.column.split]),
         "valid": score(metrics["valid"]),
@@ -191,19 +190,14 @@ def _check_store(experiment: Experiment, data: Path) -> None:
 
 def recipe(experiment: Experiment, data: Path | None) -> Recipe:
     """Return the recipe of an experiment: its corpus, vocabulary and share of the training rows."""
-    name = experiment.corpus_name
-    base = recipe_of(name, data, rows=experiment.rows)
-    base = replace(base, task=experiment.task or base.task)
-    base = base.adjust(vocab_size=experiment.vocab_size)
+    base = recipe_of(experiment.corpus_name, data, rows=experiment.rows)
+    base = replace(base, task=experiment.task or base.task).adjust(vocab_size=experiment.vocab_size)
     if experiment.kept == 1000:
         return base
     kept = base.splits["train"].share(text_fields(base.task)[0], range(experiment.kept))
     return replace(
         base, splits=base.splits | {"train": kept}, variant=base.variant | {"kept": experiment.kept}
     )
-
-
-Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -282,7 +276,7 @@ def usual_processes() -> int:
     return 1 if torch.cuda.is_available() else os.cpu_count() or 1
 
 
-def run_all(jobs: Sequence[Job], *, processes: int, tell: Tell) -> Iterator[FinishedJob]:
+def run_all(jobs: Sequence[Job], *, processes: int, tell: Callable[[str], None]) -> Iterator[FinishedJob]:
     """Run the jobs in processes of their own, and yield each as it finishes.
 
     An interruption lets running jobs save and stop; a second one stops them at once.
@@ -298,7 +292,7 @@ def run_all(jobs: Sequence[Job], *, processes: int, tell: Tell) -> Iterator[Fini
         try:
             for number, (job, future) in enumerate(_as_finished(pool, jobs, processes), 1):
                 outcome = _outcome(job, future)
-                tell(f"run {number} of {len(jobs)}, {outcome.job.label}: {outcome.problem or _show(outcome)}")
+                tell(f"run {number} of {len(jobs)}, {job.label}: {outcome.problem or _show(outcome.result)}")
                 yield outcome
         except BaseException:
             interrupt_workers()
@@ -352,8 +346,7 @@ def _start_worker() -> None:
     torch.set_num_threads(1)
 
 
-def _show(outcome: FinishedJob) -> str:
-    assert outcome.result is not None
-    result = outcome.result
+def _show(result: Result | None) -> str:
+    assert result is not None
     valid = f", {result['valid']:.2f} on valid" if result["split"] != "valid" else ""
     return f"{result['value']:.2f} on {result['split']}{valid}"

@@ -54,7 +54,6 @@ def markdown(finding: Finding, *, pictures: Sequence[str] = ()) -> str:
 
 
 def _overview(columns: Sequence[Finding]) -> str:
-    """Show all columns in one table, one line per column: means, and gains over the first row."""
     heads = ["mean, and gain over the first model", *(row["label"] for row in columns[0]["rows"])]
     return _table(heads, [[column["title"], *map(_short, column["rows"])] for column in columns])
 
@@ -77,9 +76,10 @@ def _column(column: Finding, scale: str) -> list[str]:
     heads += ["our gain, 95 % interval", *(["over seeds alone"] if enough else [])]
     heads += ["the paper's sign"] if published else []
     lines = [_cells(row, published=published, tested=tested, enough=enough) for row in column["rows"]]
+    evaluated = EVALUATED.get(column["split"], f"the same models on the test set `{column['split']}`")
     texts = [
         f"## {column['title']}: {metric.title}, {'more' if metric.more_is_better else 'less'} is better",
-        f"Corpus `{column['corpus']}`; {_evaluated_on(column['split'])}; {column['model']}; gains are over "
+        f"Corpus `{column['corpus']}`; {evaluated}; {column['model']}; gains are over "
         f"{column['base']}, means of the differences by seed, over the seeds that both have; a gain above 0 "
         f"is better. {_about_intervals(column)}",
         f"Settings: `{' '.join(column['settings'])}`",
@@ -106,13 +106,9 @@ def _about_intervals(column: Finding) -> str:
     return "There are no gains yet."
 
 
-def _evaluated_on(split: str) -> str:
-    return EVALUATED.get(split, f"the same models on the test set `{split}`")
-
-
 def _cells(row: Finding, *, published: bool, tested: bool, enough: bool) -> list[str]:
     ours = row["ours"]
-    cells = [row["label"], _whole(row["parameters"])]
+    cells = [row["label"], "" if row["parameters"] is None else f"{row['parameters']:,}"]
     cells += [_number(row["paper"])] if published else []
     if ours is None:
         cells += ["not run", "", "0"]
@@ -122,9 +118,8 @@ def _cells(row: Finding, *, published: bool, tested: bool, enough: bool) -> list
     cells += [_gain(row["paper_gain"], None)] if published else []
     cells.append(_our_gain(row) + (" (one seed)" if row["gain"] and row["gain"]["count"] == 1 else ""))
     if enough:
-        cells.append(
-            f"± {row['gain']['reach']:.2f}" if row["gain"] and row["gain"]["reach"] is not None else ""
-        )
+        reach = row["gain"] and row["gain"]["reach"]
+        cells.append("" if reach is None else f"± {reach:.2f}")
     return [*cells, *([row["verdict"] or ""] if published else [])]
 
 
@@ -167,12 +162,8 @@ def _speeds(speeds: Mapping[str, float]) -> str:
     lines = [
         [label, f"{published[label] / PAPER_SPEED[0]:.2f}", f"{ratio:.2f}"] for label, ratio in speeds.items()
     ]
-    heads = [
-        "updates per second, relative to the first row",
-        "paper, on its machine",
-        "ours, measured in turns",
-    ]
-    return _table(heads, lines)
+    measured = "updates per second, relative to the first row"
+    return _table([measured, "paper, on its machine", "ours, measured in turns"], lines)
 
 
 def _table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
@@ -182,10 +173,6 @@ def _table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
 def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"
-
-
-def _whole(value: int | None) -> str:
-    return "" if value is None else f"{value:,}"
 
 
 def _our_gain(row: Finding) -> str:
