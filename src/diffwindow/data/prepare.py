@@ -26,7 +26,7 @@ from diffwindow.data.encoding import (
     with_vocabulary_size,
 )
 from diffwindow.data.lines import Audit, CorpusError, Row
-from diffwindow.data.recipe import Recipe, Source
+from diffwindow.data.recipe import Recipe
 from diffwindow.data.store import (
     Found,
     Manifest,
@@ -64,42 +64,35 @@ def prepare(
     `tokenizer` uses an existing tokenizer.json in place of a new vocabulary.
     """
     recipe, out = recipe_of(recipe) if isinstance(recipe, str) else recipe, Path(out)
-    if tokenizer:
-        recipe = replace(recipe, normalization=Tokenizer.load(tokenizer).normalization)
+    if given := Tokenizer.load(tokenizer) if tokenizer else None:
+        recipe = replace(recipe, normalization=given.normalization)
     else:
         recipe = with_vocabulary_size(recipe)
-    given = sha256_of(tokenizer) if tokenizer else None
     fingerprint = {
         "task": recipe.task,
         "settings": recipe.settings(),
         "inputs": recipe.inputs(),
-        "options": {"tokenizer": given, "skip_bad": skip_bad},
+        "options": {"tokenizer": sha256_of(tokenizer) if tokenizer else None, "skip_bad": skip_bad},
     }
     if is_finished(out, fingerprint):
         progress.note(f"{out} is complete: it was made from the same files with the same settings")
         return Store.open(out)
     with PartialStore.opened(out, fingerprint) as partial:
-        _make_tokenizer(recipe, partial, tokenizer, skip_bad=skip_bad, progress=progress)
-        for split, source in recipe.splits.items():
+        if not partial.tokenizer_file.exists():
+            vocabulary = given or train_vocabulary(recipe, skip_bad=skip_bad, progress=progress)
+            vocabulary.save(partial.tokenizer_file)
+        for split in recipe.splits:
             if not partial.state["splits"].get(split, {}).get("found"):
-                _write_split(
-                    recipe, split, source, partial, workers=workers, skip_bad=skip_bad, progress=progress
-                )
+                _write_split(recipe, split, partial, workers=workers, skip_bad=skip_bad, progress=progress)
         partial.finish(_manifest(recipe, partial, fingerprint))
     store = Store.open(out)
-    _note_repeated_text(store, progress)
-    return store
-
-
-def _note_repeated_text(store: Store, progress: Progress) -> None:
-    """Say which splits have much of the text of an earlier one."""
-    for split, other in combinations(reversed(store.splits.values()), 2):
-        share = repeated_share(split, other)
-        if share > NOTED_SHARE:
+    for later, earlier in combinations(reversed(store.splits.values()), 2):
+        if (share := repeated_share(later, earlier)) > NOTED_SHARE:
             progress.note(
-                f"{share:.0%} of the text of {split.name} is in {other.name} too: "
+                f"{share:.0%} of the text of {later.name} is in {earlier.name} too: "
                 "its scores say little of new text"
             )
+    return store
 
 
 def open_or_prepare(
@@ -123,28 +116,16 @@ def usual_workers(recipe: Recipe) -> int:
     return min(4, os.cpu_count() or 1) if megabytes > 20 else 1
 
 
-def _make_tokenizer(
-    recipe: Recipe, partial: PartialStore, given: Path | None, *, skip_bad: bool, progress: Progress
-) -> None:
-    if partial.tokenizer_file.exists():
-        return
-    tokenizer = (
-        Tokenizer.load(given) if given else train_vocabulary(recipe, skip_bad=skip_bad, progress=progress)
-    )
-    tokenizer.save(partial.tokenizer_file)
-
-
 def _write_split(
     recipe: Recipe,
     split: str,
-    source: Source,
     partial: PartialStore,
     *,
     workers: int,
     skip_bad: bool,
     progress: Progress,
 ) -> None:
-    audit = Audit(skip_bad=skip_bad)
+    source, audit = recipe.splits[split], Audit(skip_bad=skip_bad)
     dtype = token_dtype(Tokenizer.load(partial.tokenizer_file).vocab_size)
     writer = SplitWriter(partial.folder, split, dtype.itemsize, partial.state["splits"].get(split))
     rows = source.read(audit)

@@ -56,9 +56,12 @@ class Source:
 
     def share(self, field: str, buckets: range) -> Source:
         """Return the rows whose text in `field` hashes into `buckets` (out of 1000)."""
+        # rows that were chosen by this hash before have only some of its values: each choice has its digits
+        place = 1000**self.divided
 
         def read(audit: Audit) -> Iterator[Row]:
-            return share(self.reader(audit), field, buckets, divided=self.divided)
+            rows = self.reader(audit)
+            return (row for row in rows if zlib.crc32(str(row[field]).encode()) // place % 1000 in buckets)
 
         return replace(self, reader=read, divided=self.divided + 1)
 
@@ -73,9 +76,8 @@ class Source:
 
     def done(self, audit: Audit) -> float:
         """Return the fraction that was read so far."""
-        if self.rows is not None:
-            return min(1.0, audit.rows / max(1, self.rows))
-        return min(1.0, audit.bytes_read / max(1, self.bytes))
+        read, total = (audit.bytes_read, self.bytes) if self.rows is None else (audit.rows, self.rows)
+        return min(1.0, read / max(1, total))
 
     def estimated_rows(self, audit: Audit, *, sample: int) -> tuple[list[Row], int]:
         """Read up to `sample` rows, and estimate how many there are in all."""
@@ -93,8 +95,7 @@ class Source:
 class Recipe:
     """Everything that decides what a store holds.
 
-    `variant` names what the files do not show: seed and number of generated rows, the share of rows kept,
-    the columns that are read.
+    `variant` names what the files do not show: seed and number of generated rows, share kept, columns read.
     `moses` and `languages` are by text field: what is Moses-tokenised, and what language is known. `labels`
     names the classes by number. `normalization` is that of a new vocabulary; a given one has its own.
     """
@@ -254,8 +255,11 @@ class Corpus:
             return Source(lambda _: make(size, seed, part), rows=size)
 
         tenth = max(1, rows // 10)
-        parts: tuple[tuple[Part, int], ...] = (("train", rows), ("valid", tenth), ("test", tenth))
-        splits: dict[str, Source] = {part: source(part, size) for part, size in parts}
+        splits = {
+            "train": source("train", rows),
+            "valid": source("valid", tenth),
+            "test": source("test", tenth),
+        }
         return replace(self._recipe(splits), variant={"seed": seed, "rows": rows})
 
 
@@ -295,16 +299,3 @@ def _show_path(path: Path) -> str:
 def _inside(path: Path) -> Iterator[Path]:
     """Yield the files that are read: of a folder, which only IMDB has, its reviews."""
     return chain.from_iterable(reviews(path).values()) if path.is_dir() else iter([path])
-
-
-BUCKETS = 1000
-
-
-def share(rows: Iterator[Row], field: str, buckets: range, *, divided: int = 0) -> Iterator[Row]:
-    """Yield the rows whose text in `field` hashes into `buckets` (out of 1000).
-
-    Rows that were chosen by this hash before have only some of its values left: `divided` counts these
-    choices, and each takes its own digits of the hash.
-    """
-    place = BUCKETS**divided
-    return (row for row in rows if zlib.crc32(str(row[field]).encode()) // place % BUCKETS in buckets)
