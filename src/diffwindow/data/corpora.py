@@ -57,10 +57,6 @@ _BPE_8K = Vocabulary("bpe", 8_192)
 _OFFICIAL = {"train": "train", "valid": "validation", "test": "test"}
 
 
-def _english_to(target: str) -> dict[str, str]:
-    return {"source": "en", "target": target}
-
-
 def _wmt14(target: str, size: str, vocab_size: int, max_updates: int) -> Corpus:
     name = f"wmt14-en-{target}"
     return Corpus(
@@ -72,7 +68,7 @@ def _wmt14(target: str, size: str, vocab_size: int, max_updates: int) -> Corpus:
         licence=_RESEARCH,
         origin="https://www.statmt.org/wmt14/",
         splits=_parallel({"train": "train", "valid": "newstest2013", "test": "newstest2014"}, f"{name}/"),
-        languages=_english_to(target),
+        languages={"source": "en", "target": target},
         hub=Hub(
             "wmt/wmt14",
             f"{target}-en",
@@ -111,7 +107,7 @@ def _multi30k(target: str, *, hub: Hub | None = None) -> Corpus:
         licence="non-commercial research",
         origin="https://github.com/multi30k/dataset (data/task1/raw)",
         splits=_parallel(_MULTI30K, "multi30k/raw/", "raw/", optional=("test2017", "mscoco")),
-        languages=_english_to(target),
+        languages={"source": "en", "target": target},
         hub=hub,
         preset={
             "model": _SMALL_TRANSLATOR,
@@ -121,11 +117,10 @@ def _multi30k(target: str, *, hub: Hub | None = None) -> Corpus:
 
 
 def _multi30k_tokenized() -> Corpus:
-    raw = _multi30k("de")
     names = {split: f"{name}.lc.norm.tok" for split, name in _MULTI30K.items()}
     reader = partial(readers.tokenized_files, languages=("en", "de"))
     return replace(
-        raw,
+        _multi30k("de"),
         name="multi30k-tok-en-de",
         vocabulary=Vocabulary("bpe", 10_000),
         use="translation, small, lower-cased as in most papers",
@@ -153,7 +148,7 @@ def _tatoeba(target: str, size: str) -> Corpus:
             valid=range(10),
             test=range(10, 20),
         ),
-        languages=_english_to(target),
+        languages={"source": "en", "target": target},
         preset={"model": _SMALL_TRANSLATOR, "train": {"max_updates": 20_000, "warmup": 2_000}},
     )
 
@@ -269,11 +264,9 @@ def _wikitext(number: int, use: str, size: str, words: int, preset: Settings) ->
 
 
 def _agreement(rows: int, seed: int, part: Part) -> Iterator[Row]:
-    # the verb and the whole sentence are not for the model
-    shown = ("text", "label", "attractors", "distance", "subject_start", "subject_head", "verb_position")
     for example in agreement(rows, seed, part=part):
-        row = asdict(example)
-        yield {name: row[name] for name in shown}
+        # the verb and the whole sentence are not for the model
+        yield {name: value for name, value in asdict(example).items() if name not in {"verb", "sentence"}}
 
 
 def _reorder(rows: int, seed: int, part: Part) -> Iterator[Row]:

@@ -221,20 +221,20 @@ def _check_headless(path: Path, number: int, first: list[str], places: tuple[int
             )
 
 
-def _text_and_label(header: list[str], columns: Columns, place: str) -> tuple[int | None, int | None]:
-    """Return the places of both columns; None for one that is not there."""
-    return _column(header, "text", columns.text, place), _column(header, "label", columns.label, place)
-
-
-def _column(header: list[str], kind: str, name: str | None, place: str) -> int | None:
-    """Return the place of a named column, or of one with a usual name; raise if there are two."""
-    names = header if name is not None else [cell.lower() for cell in header]
-    wanted = USUAL_COLUMNS[kind] if name is None else (name,)
-    found = [number for number, cell in enumerate(names) if cell in wanted]
-    if len(found) > 1:
-        both = " and ".join(repr(header[number]) for number in found)
-        raise NoColumnError(f"{place}: the columns {both} could each be the {kind}; give each its own name")
-    return found[0] if found else None
+def _text_and_label(header: list[str], columns: Columns, place: str) -> list[int | None]:
+    """Return the place of each column, by its name or a usual one; None if there is none, raise if two."""
+    places: list[int | None] = []
+    for kind, name in (("text", columns.text), ("label", columns.label)):
+        names = header if name is not None else [cell.lower() for cell in header]
+        wanted = USUAL_COLUMNS[kind] if name is None else (name,)
+        found = [number for number, cell in enumerate(names) if cell in wanted]
+        if len(found) > 1:
+            both = " and ".join(repr(header[number]) for number in found)
+            raise NoColumnError(
+                f"{place}: the columns {both} could each be the {kind}; give each its own name"
+            )
+        places.append(found[0] if found else None)
+    return places
 
 
 def _tsv_rows(path: Path, audit: Audit) -> Iterator[tuple[int, list[str]]]:
@@ -293,16 +293,16 @@ def _json_cells(path: Path, audit: Audit, columns: Columns) -> Iterator[tuple[in
             audit.bad(path, number, "not a JSON object", 'a line has the form {"text": …, "label": …}')
             continue
         names = list(row)
-        text, label = _text_and_label(names, columns, f"{path}, line {number}")
-        values = [None if place is None else row[names[place]] for place in (text, label)]
-        if not isinstance(values[0], str):
+        places = _text_and_label(names, columns, f"{path}, line {number}")
+        text, label = (None if place is None else row[names[place]] for place in places)
+        if not isinstance(text, str):
             audit.bad(path, number, "missing text", f"it has {', '.join(names) or 'nothing'}")
-        elif isinstance(values[1], str | int | None):
+        elif isinstance(label, str | int | None):
             # true and false as JSON writes them
-            shown = json.dumps(values[1]) if isinstance(values[1], bool) else values[1]
-            yield number, values[0], "" if shown is None else str(shown)
+            shown = json.dumps(label) if isinstance(label, bool) else label
+            yield number, text, "" if shown is None else str(shown)
         else:
-            audit.bad(path, number, "the label is not a text or a whole number", json.dumps(values[1])[:40])
+            audit.bad(path, number, "the label is not a text or a whole number", json.dumps(label)[:40])
 
 
 def glue(path: Path, audit: Audit) -> Iterator[Row]:
@@ -381,10 +381,9 @@ def sst_trees(path: Path, audit: Audit, *, labels: SentimentLabels, phrases: boo
             audit.bad(path, number, "not a labelled tree", str(error))
             continue
         for label, phrase in reversed(nodes) if phrases else nodes[-1:]:
-            if label not in classes or (phrases and (label, phrase) in seen):
-                continue
-            seen.add((label, phrase))
-            yield {"text": phrase, "label": classes[label]}
+            if label in classes and not (phrases and (label, phrase) in seen):
+                seen.add((label, phrase))
+                yield {"text": phrase, "label": classes[label]}
 
 
 def linzen(path: Path, audit: Audit) -> Iterator[Row]:
@@ -401,8 +400,7 @@ def linzen(path: Path, audit: Audit) -> Iterator[Row]:
             prefix = " ".join(words[: int(verb) - 1])
             yield from _agreement(prefix, tag, attractors, distance, path, number, audit)
         else:
-            detail = f"{verb!r} of {len(words)} words"
-            audit.bad(path, number, "verb position outside the sentence", detail)
+            audit.bad(path, number, "verb position outside the sentence", f"{verb!r} of {len(words)} words")
 
 
 def agreement_subset(path: Path, audit: Audit, *, split: str) -> Iterator[Row]:
@@ -419,7 +417,7 @@ def _agreement(
 ) -> Iterator[Row]:
     """Yield one row after checking it; -1 stands for a count that the file does not give."""
     counts = {"attractors": attractors, "distance": distance}
-    wrong = next((name for name, cell in counts.items() if cell != "NA" and not _is_count(cell)), None)
+    wrong = next((name for name, cell in counts.items() if not re.fullmatch("NA|[0-9]+", cell)), None)
     if tag not in VERB_NUMBERS:
         audit.bad(path, number, "unknown label", f"{tag!r} is neither VBZ nor VBP")
     elif not prefix.strip():
@@ -429,7 +427,3 @@ def _agreement(
     else:
         row: Row = {"text": prefix, "label": VERB_NUMBERS[tag]}
         yield row | {name: UNKNOWN_COUNT if cell == "NA" else int(cell) for name, cell in counts.items()}
-
-
-def _is_count(cell: str) -> bool:
-    return cell.isascii() and cell.isdigit()

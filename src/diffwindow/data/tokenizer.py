@@ -76,10 +76,8 @@ class Tokenizer:
         for name in SPECIAL_TOKENS:
             counts.pop(name, None)
         by_frequency = sorted(counts, key=lambda word: (-counts[word], word))
-        kept = (
-            by_frequency if vocab_size is None else by_frequency[: max(0, vocab_size - len(SPECIAL_TOKENS))]
-        )
-        vocabulary = {word: index for index, word in enumerate([*SPECIAL_TOKENS, *kept])}
+        size = None if vocab_size is None else max(vocab_size, len(SPECIAL_TOKENS))
+        vocabulary = {word: index for index, word in enumerate([*SPECIAL_TOKENS, *by_frequency][:size])}
         backend = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=SPECIAL_TOKENS[UNK]))
         if normalizer:
             backend.normalizer = normalizer
