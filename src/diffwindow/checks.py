@@ -76,15 +76,15 @@ def show_options(keywords: Any) -> Callable[[F], F]:
     def show(function: F) -> F:
         known = signature(function)
         *others, _ = known.parameters.values()
-        names = [name for name in Options._fields if name in keywords.__annotations__]
         shown = [
             Parameter(
                 name,
                 Parameter.KEYWORD_ONLY,
-                default=Options._field_defaults[name],
+                default=default,
                 annotation=Options.__annotations__[name],
             )
-            for name in names
+            for name, default in Options._field_defaults.items()
+            if name in keywords.__annotations__
         ]
         first = [one for one in others if one.kind is not Parameter.KEYWORD_ONLY]
         function.__signature__ = known.replace(  # type: ignore[attr-defined]
@@ -325,7 +325,6 @@ def check_tolerance(name: str, value: float) -> None:
 
 
 def _kind(value: object) -> str:
-    """Say of what type a value is."""
     return "None" if value is None else f"of type {type(value).__name__}"
 
 

@@ -4,15 +4,14 @@ import torch
 
 from diffwindow import Classifier, ClassifierConfig, LanguageModel, LanguageModelConfig, Translator
 from diffwindow import TranslatorConfig as Config
-from diffwindow.attention.baselines import BASELINES, CAUSAL_BASELINES
+from diffwindow.attention.baselines import BASELINES
 
 SIZES = {"vocab_size": 30, "embed_dim": 16, "ffn_dim": 24, "num_heads": 2}
 
 
 def baselines(role):
     """Every baseline that a role takes, small enough to matter in short sequences."""
-    kinds = BASELINES | CAUSAL_BASELINES
-    taken = {name: kind for name, kind in kinds.items() if role in kind.roles}
+    taken = {name: kind for name, kind in BASELINES.items() if role in kind.roles}
     return [name if kind.size is None else f"{name}=3" for name, kind in taken.items()]
 
 

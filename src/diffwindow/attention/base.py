@@ -177,10 +177,8 @@ class StackedAttention(nn.Module):
 
     def _pairs_to_rotate(self, rotary: Rotary | None) -> list[int]:
         """List the pairs of queries and keys that rotary positions rotate."""
-        names = [
-            "pointers" if pair in self.pointer_pairs else "scores" for pair in range(len(self._query_dims))
-        ]
-        return [pair for pair, name in enumerate(names) if rotary in (name, "both")]
+        pairs = range(len(self._query_dims))
+        return [x for x in pairs if rotary in ("pointers" if x in self.pointer_pairs else "scores", "both")]
 
     def _rotate(self, stack: Tensor, dims: tuple[int, ...], start: int) -> Tensor:
         """Turn the queries or keys of a stack by their places; values stay as they are."""

@@ -287,6 +287,9 @@ def forgetting_bias(
     return (own - total).clamp(max=0.0)
 
 
+BASELINES["Fox"] = Kind("forgetting attention, causal only (Lin et al. 2025)", ForgettingAttention, ("Dec",))
+
+
 class StickBreakingAttention(StackedAttention):
     """Break a stick from the newest key back: A_ij = β_ij Π_{j<l<i} (1 − β_il), β = sigmoid(q·k/√e).
 
@@ -317,9 +320,6 @@ def stick_weights(scores: Float[Tensor, "*lead q k"], mask: Tensor) -> Float[Ten
     return (F.logsigmoid(scores) + later).exp().masked_fill(~mask, 0.0)
 
 
-CAUSAL_BASELINES = {
-    "Fox": Kind("forgetting attention, causal only (Lin et al. 2025)", ForgettingAttention, ("Dec",)),
-    "Stick": Kind(
-        "stick-breaking attention, causal only (Tan et al. 2025)", StickBreakingAttention, ("Dec",)
-    ),
-}
+BASELINES["Stick"] = Kind(
+    "stick-breaking attention, causal only (Tan et al. 2025)", StickBreakingAttention, ("Dec",)
+)

@@ -3,12 +3,12 @@
 To add a kind, add its function and its entry to `baselines.py`.
 """
 
-from dataclasses import KW_ONLY, dataclass, field, fields
+from dataclasses import KW_ONLY, dataclass, fields
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from diffwindow.attention.base import ROLES, SELF_ROLES, Kind, Role, StackedAttention
-from diffwindow.attention.baselines import BASELINES, CAUSAL_BASELINES
+from diffwindow.attention.baselines import BASELINES
 from diffwindow.attention.plain import GlobalAttention
 from diffwindow.attention.window import Window, WindowAttention
 from diffwindow.checks import (
@@ -54,7 +54,6 @@ KINDS = {
         options=("Seg", "Exact", "Norm", "Dim", "Gate", "Dist"),
     ),
     **BASELINES,
-    **CAUSAL_BASELINES,
 }
 
 
@@ -65,50 +64,37 @@ class Attention:
     kind: str = "Global"
     size: int | None = None
     _: KW_ONLY
-    segment_size: int = field(
-        default=1,
-        metadata={
-            "option": Option("Seg", "windows by segment", 5, takes_number=True, label="segments of {}")
-        },
-    )
-    expectation: Expectation = field(
-        default="paper",
-        metadata={"option": Option("Exact", "windows without the double count", "exact", label="exact")},
-    )
-    normalize: bool = field(
-        default=False,
-        metadata={
-            "option": Option(
-                "Norm", "a multiplicative window's weights divided by their sum", True, label="normalised"
-            )
-        },
-    )
-    boundary_dim: int | None = field(
-        default=None,
-        metadata={"option": Option("Dim", "the head width of a window's boundaries", takes_number=True)},
-    )
-    gate: bool = field(
-        default=False,
-        metadata={
-            "option": Option(
-                "Gate",
-                "a gate per head that starts at 0, for adding a multiplicative window to a trained model",
-                True,
-            )
-        },
-    )
-    relative_size: int | None = field(
-        default=None,
-        metadata={
-            "option": Option(
-                "Dist",
-                "relative positions in the scores, clipped at a distance",
-                16,
-                takes_number=True,
-                roles=SELF_ROLES,
-            )
-        },
-    )
+    segment_size: Annotated[
+        int, Option("Seg", "windows by segment", 5, takes_number=True, label="segments of {}")
+    ] = 1
+    expectation: Annotated[
+        Expectation, Option("Exact", "windows without the double count", "exact", label="exact")
+    ] = "paper"
+    normalize: Annotated[
+        bool,
+        Option("Norm", "a multiplicative window's weights divided by their sum", True, label="normalised"),
+    ] = False
+    boundary_dim: Annotated[
+        int | None, Option("Dim", "the head width of a window's boundaries", takes_number=True)
+    ] = None
+    gate: Annotated[
+        bool,
+        Option(
+            "Gate",
+            "a gate per head that starts at 0, for adding a multiplicative window to a trained model",
+            True,
+        ),
+    ] = False
+    relative_size: Annotated[
+        int | None,
+        Option(
+            "Dist",
+            "relative positions in the scores, clipped at a distance",
+            16,
+            takes_number=True,
+            roles=SELF_ROLES,
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
         """Raise unless each option is one; whether its kind has it, and the sizes, the module checks."""
@@ -146,9 +132,9 @@ class Attention:
 
 
 OPTIONS: dict[str, Option] = {
-    one.metadata["option"].name: one.metadata["option"]._replace(argument=one.name, default=one.default)
+    option.name: option._replace(argument=one.name, default=one.default)
     for one in fields(Attention)
-    if one.metadata
+    for option in getattr(one.type, "__metadata__", ())
 }
 GLOBAL = Attention()
 
