@@ -44,11 +44,11 @@ def attention_trace(
 def text_example(trained: ModelFolder, text: str, *, target: str | None = None) -> Example:
     """Encode a text as the model's corpus was."""
     check_text("text", text)
+    translates = isinstance(trained.model, Translator)
     if target is not None:
         check_text("target", target)
-    translates = isinstance(trained.model, Translator)
-    if target is not None and not translates:
-        raise ValueError(f"a {trained.model.config.model} reads one text; leave the target out")
+        if not translates:
+            raise ValueError(f"a {trained.model.config.model} reads one text; leave the target out")
     (ids,) = trained.encode([text], "source" if translates else "text")
     if not ids:
         raise ValueError("there is no word in the text")
@@ -78,8 +78,7 @@ def complete(trained: ModelFolder, example: Example, decoding: Decoding = DECODI
     if not isinstance(model, Translator) or example.target is not None:
         return example
     with evaluating(model) as device:
-        source = torch.tensor([[*example.ids, EOS]], device=device)
-        start = start_translation(model, source)
+        start = start_translation(model, torch.tensor([[*example.ids, EOS]], device=device))
         searched = Decoding(beam=decoding.beam, length_penalty=decoding.length_penalty)
         ((best,),) = beam_search(model, start, searched)
     return replace(example, target=list(best.tokens))
@@ -133,10 +132,8 @@ def translation_steps(trained: ModelFolder, example: Example) -> Iterator[tuple[
             written.append(chosen)
         layers = [replace(maps, queries="translation") for maps in trace.layers if maps.role == "Cr"]
         step = AttentionTrace(layers, label=model.config.attention, title=example.title)
-        yield (
-            list(written),
-            step.with_tokens({"source": labels, "translation": tokenizer.tokens([chosen])}),
-        )
+        names = {"source": labels, "translation": tokenizer.tokens([chosen])}
+        yield list(written), step.with_tokens(names)
         if chosen == EOS:
             return
 

@@ -156,8 +156,7 @@ class LoadedModel:
         self, texts: Sequence[str], decoding: Decoding | None = None, *, progress: ReportDone = report_nothing
     ) -> list[list[Output]]:
         """Return the `decoding.n_best` translations of each text with their scores, best first."""
-        model = self._translator("translate")
-        moses = self.members[0].record.moses
+        model, moses = self._translator("translate"), self.members[0].record.moses
         return translate_texts(
             model, self.tokenizer, _texts(texts), decoding or self.decoding, moses, progress=progress
         )
@@ -199,12 +198,10 @@ class LoadedModel:
             sources = [pad_rows([field[index] for index in indices], device) for field in read]
             tokens = pad_rows([[opening, *ids] for ids in chosen], device)
             labels = pad_rows([[*ids, EOS] for ids in chosen], device)
-            log_probs = average_log_probs(
-                [
-                    token_log_probs(one.hidden(*sources, tokens), one.embedding.weight, labels)
-                    for one in models
-                ]
-            )
+            each = [
+                token_log_probs(one.hidden(*sources, tokens), one.embedding.weight, labels) for one in models
+            ]
+            log_probs = average_log_probs(each)
             return [self._score_of(ids, row) for ids, row in zip(chosen, log_probs, strict=True)]
 
         with evaluating(model) as device:

@@ -84,10 +84,6 @@ Event = dict[str, Any]
 Compute = Callable[[str], Iterator[Event]]
 
 
-class BusyError(Exception):
-    """Too many answers are under way."""
-
-
 @dataclass(frozen=True)
 class Limits:
     """Limits of one request, and of all requests together.
@@ -165,12 +161,12 @@ class Answers:
         self._closed = False
 
     def ask(self, text: str) -> Answer:
-        """Return the answer for a text, old or new; raise BusyError if too many are under way."""
+        """Return the answer for a text, old or new; refuse it if too many are under way."""
         if (known := self._answers.get(text)) is not None:
             self._answers.move_to_end(text)
             return known
         if sum(not answer.done for answer in self._answers.values()) >= self.limits.waiting:
-            raise BusyError
+            raise RequestError(503, "too many sentences are being computed; try again in a moment")
         answer = self._answers[text] = Answer()
         loop = asyncio.get_running_loop()
         loop.run_in_executor(self._thread, self._run, text, answer, loop)
@@ -185,22 +181,25 @@ class Answers:
         """Compute an answer, in the thread; every change of it happens in the loop."""
         failure = None
         deadline = loop.time() + self.limits.compute_time
+
+        def add(event: Event) -> None:
+            line = json.dumps(event, ensure_ascii=False, separators=(",", ":")).encode("utf-8") + b"\n"
+            loop.call_soon_threadsafe(answer.add, line)
+
         try:
             for event in self._compute(text):
                 if self._closed:
                     raise TimeoutError("the server is stopping")
                 if loop.time() > deadline:
                     raise TimeoutError(f"this took more than {self.limits.compute_time:g} seconds")
-                loop.call_soon_threadsafe(answer.add, _line(event))
+                add(event)
         except (ValueError, TimeoutError) as error:
             failure = 422 if isinstance(error, ValueError) else 504
-            loop.call_soon_threadsafe(answer.add, _line({"error": str(error)}))
+            add({"error": str(error)})
         except Exception:
             failure = 500
             LOG.exception("the model failed on a text of %d characters", len(text))
-            loop.call_soon_threadsafe(
-                answer.add, _line({"error": "the model failed; the server's log says why"})
-            )
+            add({"error": "the model failed; the server's log says why"})
         finally:
             loop.call_soon_threadsafe(self._finish, text, answer, failure)
 
@@ -213,10 +212,6 @@ class Answers:
             if size <= self.limits.kept:
                 break
             size -= self._answers.pop(old).size
-
-
-def _line(event: Event) -> bytes:
-    return json.dumps(event, ensure_ascii=False, separators=(",", ":")).encode("utf-8") + b"\n"
 
 
 HEADERS = {
@@ -239,7 +234,6 @@ def bounded_protocol(limits: Limits) -> type[asyncio.Protocol]:
         _deadline: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: Any) -> None:
-            """Start the clock of the first request."""
             super().connection_made(transport)
             self._arm()
 
@@ -255,7 +249,6 @@ def bounded_protocol(limits: Limits) -> type[asyncio.Protocol]:
                 self._disarm()
 
         def connection_lost(self, exc: Exception | None) -> None:
-            """Stop the clock."""
             self._disarm()
             super().connection_lost(exc)
 
@@ -264,13 +257,9 @@ def bounded_protocol(limits: Limits) -> type[asyncio.Protocol]:
             if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
                 body = b'{"error": "the request is not valid HTTP"}'
                 headers = [("Content-Type", "application/json"), ("Content-Length", str(len(body)))]
-                events = (
-                    h11.Response(
-                        status_code=400, reason=b"Bad Request", headers=[*headers, ("Connection", "close")]
-                    ),
-                    h11.Data(data=body),
-                    h11.EndOfMessage(),
-                )
+                headers.append(("Connection", "close"))
+                head = h11.Response(status_code=400, reason=b"Bad Request", headers=headers)
+                events = (head, h11.Data(data=body), h11.EndOfMessage())
                 self.transport.write(b"".join(self.conn.send(event) or b"" for event in events))
             self.transport.close()
 
@@ -335,11 +324,7 @@ def create_app(
 
 async def answer_request(request: Request, answers: Answers) -> Response:
     """Return the events of a sentence, a line of JSON each, as they become known."""
-    text = await read_text(request, answers.limits)
-    try:
-        answer = answers.ask(text)
-    except BusyError:
-        raise RequestError(503, "too many sentences are being computed; try again in a moment") from None
+    answer = answers.ask(await read_text(request, answers.limits))
     seconds = answers.limits.compute_time
     try:
         async with asyncio.timeout(seconds):
