@@ -39,7 +39,6 @@ from diffwindow.cli.streams import STANDARD, input_name, open_input, parse_path
 from diffwindow.progress import show_progress
 
 if TYPE_CHECKING:
-    from diffwindow.decoding import Decoding
     from diffwindow.evaluation.evaluate import Evaluation
     from diffwindow.evaluation.new_files import NewFiles
     from diffwindow.tasks.model_folder import ModelFolder
@@ -106,22 +105,12 @@ def evaluate(
     )
     for folder in (run, against) if against else (run,):
         check_folder(folder)
-
-    def open_run(folder: Path) -> tuple[ModelFolder, Decoding]:
-        trained = inference_model.open_model(folder, device=device)
-        if (changes or target_lang is not None) and not isinstance(
-            trained.model, models_translator.Translator
-        ):
-            options = "--beam, --length-penalty and --target-lang"
-            raise ValueError(f"{options} are for translators, which {folder} is not")
-        return trained, change_decoding(inference_model.configured_decoding(folder), changes)
-
     raw = data if data and not data_store.is_store(data) else None
     given = evaluation_new_files.NewFiles(
         source, reference, labels, text, raw, data_readers.Columns(text_column, label_column)
     )
     split = evaluation_new_files.SPLIT if given.paths and not raw else split
-    report = _evaluate_runs(run, against, data, given, split, target_lang, open_run)
+    report = _evaluate_runs(run, against, data, given, split, target_lang, changes, device)
     if report is not None:
         print(files.to_json(report, indent=2) if as_json else "\n".join(format_report(report)))
 
@@ -146,18 +135,22 @@ def _evaluate_runs(
     given: NewFiles,
     split: str,
     target_lang: str | None,
-    open_run: Callable[[Path], tuple[ModelFolder, Decoding]],
+    changes: Mapping[str, Any],
+    device: str,
 ) -> dict[str, Any] | None:
     """Evaluate a run, and another on the same examples; return the report in rank 0, None elsewhere."""
 
     def prepare(folder: Path) -> tuple[ModelFolder, Callable[[], Evaluation]]:
-        trained, decoding = open_run(folder)
-        # each run reads new files with its own tokenizer; a store has one tokenizer
-        own = (
-            store
-            if store is not None
-            else stack.enter_context(evaluation_new_files.new_store(trained, given, split))
-        )
+        trained = inference_model.open_model(folder, device=device)
+        translates = isinstance(trained.model, models_translator.Translator)
+        if (changes or target_lang is not None) and not translates:
+            options = "--beam, --length-penalty and --target-lang"
+            raise ValueError(f"{options} are for translators, which {folder} is not")
+        decoding = change_decoding(inference_model.configured_decoding(folder), changes)
+        own = store
+        if own is None:
+            # each run reads new files with its own tokenizer; a store has one tokenizer
+            own = stack.enter_context(evaluation_new_files.new_store(trained, given, split))
         task = trained.task(own)
         if target_lang:
             trained = trained.with_language("target", target_lang)

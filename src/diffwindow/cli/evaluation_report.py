@@ -8,8 +8,8 @@ from typing import Any
 from diffwindow.cli.errors import shorten
 from diffwindow.cli.library import tasks_metrics
 
-# the length of a text, and the distance from subject to verb
-RANGES = {"by_length": "length", "by_distance": "distance"}
+# groups of examples: the length of a text, the distance from subject to verb, the label
+GROUPS = {"by_length": "length", "by_distance": "distance", "by_label": "label"}
 
 
 def format_report(report: dict[str, Any]) -> Iterator[str]:
@@ -42,12 +42,9 @@ def format_metrics(metrics: dict[str, Any]) -> Iterator[str]:
                 known = "unknown number of" if count == "-1" else count
                 noun = "attractor" if count == "1" else "attractors"
                 yield f"  {f'with {known} {noun}':20} {_format_accuracy(group)}"
-        elif name in RANGES:
-            for tokens, group in value.items():
-                yield f"  {f'{RANGES[name]} {tokens}':20} {_format_accuracy(group)}"
-        elif name == "by_label":
-            for label, group in value.items():
-                yield f"  {f'label {shorten(label, 60)}':20} {_format_accuracy(group)}"
+        elif name in GROUPS:
+            for key, group in value.items():
+                yield f"  {f'{GROUPS[name]} {shorten(key, 60)}':20} {_format_accuracy(group)}"
         elif name == "target_language":
             yield f"  target language {value}: no BLEU on Moses tokens; name it with --target-lang"
         elif name == "windows":

@@ -79,11 +79,8 @@ def score(
             raise ValueError("--pairs prints one number; leave --input, --output and --tokens out")
         right, total = _compare(model, pairs, translates=translates)
         report = {"accuracy": right / total, "correct": right, "total": total}
-        print(
-            files.to_json(report)
-            if as_json
-            else f"{100 * right / total:.2f} % ({right:,} of {total:,} pairs)"
-        )
+        line = f"{100 * right / total:.2f} % ({right:,} of {total:,} pairs)"
+        print(files.to_json(report) if as_json else line)
 
 
 def _item(line: str, number: int, *, translates: bool) -> str | tuple[str, str]:

@@ -12,13 +12,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 import typer
 
 from diffwindow.cli.library import inference_model, processes, training_distributed
-from diffwindow.cli.options import (
-    DECODING_OPTIONS,
-    Device,
-    RunFolders,
-    change_decoding,
-    takes_decoding,
-)
+from diffwindow.cli.options import DECODING_OPTIONS, Device, RunFolders, change_decoding, takes_decoding
 from diffwindow.cli.streams import (
     CHUNK,
     InputFile,
@@ -105,9 +99,8 @@ def _stream(
                 print(f"line {number} is long: translated in {best[0].pieces} pieces", file=sys.stderr)
             for one in best:
                 text = remove_line_ends(one.text)
-                target.write(
-                    f"{number} ||| {text} ||| {one.score:.4f}\n" if decoding.n_best > 1 else f"{text}\n"
-                )
+                line = f"{number} ||| {text} ||| {one.score:.4f}" if decoding.n_best > 1 else text
+                target.write(f"{line}\n")
         target.flush()
         if len(texts) > 1:
             speed.add(len(texts))

@@ -252,11 +252,10 @@ def _statistics(
     with report_warnings():
         for path in figures:
             view_figures.save_figure(view_figures.span_figure(spans, title=title), path)
-    print(
-        files.to_json([asdict(row) for row in rows], indent=2)
-        if as_json
-        else "\n".join(evaluation_windows.as_table(rows))
-    )
+    if as_json:
+        print(files.to_json([asdict(row) for row in rows], indent=2))
+    else:
+        print("\n".join(evaluation_windows.as_table(rows)))
 
 
 def _serve(trained: ModelFolder, other: ModelFolder | None, *, host: str, port: int) -> None:

@@ -105,20 +105,14 @@ def relative_speeds(
     ratios: dict[str, list[float]] = {key: [] for key in steps}
     # the first round warms up buffers and caches
     for number in range(rounds + 1):
-        seconds = {key: _time(step) for key, step in steps.items()}
+        seconds = {key: step() for key, step in steps.items()}
         for key in steps if number else ():
             ratios[key].append(seconds[base] / seconds[key])
     return {key: statistics.median(values) for key, values in ratios.items()}
 
 
-def _time(step: Callable[[], None]) -> float:
-    started = time.perf_counter()
-    step()
-    return time.perf_counter() - started
-
-
-def _stepper(config: Config, store: Store) -> Callable[[], None]:
-    """Return a function that makes one update; all functions of a corpus see the same batches."""
+def _stepper(config: Config, store: Store) -> Callable[[], float]:
+    """Return a function that times one update; all functions of a corpus see the same batches."""
     task = task_of(store, model_config(store, config.model_options), config.task.options)
     model = task.build_model()
     optimizer = make_optimizer(model, config.train)
@@ -128,10 +122,12 @@ def _stepper(config: Config, store: Store) -> Callable[[], None]:
     # as many epochs as it takes
     chosen = chain.from_iterable(repeat(sampler))
 
-    def step() -> None:
+    def step() -> float:
+        started = time.perf_counter()
         batch = task.collate("train", next(chosen))
         (task.loss(model, batch) / batch.units).backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+        return time.perf_counter() - started
 
     return step

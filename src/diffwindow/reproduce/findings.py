@@ -121,13 +121,16 @@ def _row(
     terms: Mapping[str, dict[int, Terms]],
 ) -> Finding:
     by_seed = results[row.key]
+    metrics = [result["metrics"] for result in by_seed.values()]
     own, other = ({seed: one["value"] for seed, one in results[key].items()} for key in (row.key, base.key))
     sign = METRICS[column.metric].sign
-    gain = difference(_scale(own, sign), _scale(other, sign)) if row is not base else None
+    signed = ({seed: sign * value for seed, value in side.items()} for side in (own, other))
+    gain = difference(*signed) if row is not base else None
     interval = _interval(column, gain, terms[row.key], terms[base.key]) if gain else None
     paper, paper_base = row.paper.get(column.name), base.paper.get(column.name)
-    unknown = row is base or paper is None or paper_base is None
-    paper_gain = None if unknown else sign * (row.paper[column.name] - base.paper[column.name])
+    paper_gain = None
+    if row is not base and paper is not None and paper_base is not None:
+        paper_gain = sign * (paper - paper_base)
     return {
         "key": row.key,
         "label": row.label,
@@ -140,13 +143,9 @@ def _row(
         "gain": asdict(gain) if gain else None,
         "interval": asdict(interval) if interval else None,
         "verdict": _verdict(gain, interval, paper_gain) if paper_gain is not None and own else None,
-        "groups": {by: _groups([result["metrics"] for result in by_seed.values()], by) for by in GROUPS},
-        "windows": _windows([result["metrics"] for result in by_seed.values()]),
+        "groups": {by: _groups(metrics, by) for by in GROUPS},
+        "windows": _windows(metrics),
     }
-
-
-def _scale(values: Mapping[int, float], factor: float) -> dict[int, float]:
-    return {seed: factor * value for seed, value in values.items()}
 
 
 def _interval(

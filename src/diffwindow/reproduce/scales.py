@@ -64,11 +64,8 @@ class Variation:
 
     def experiment(self, base: Experiment) -> Experiment:
         """Return an experiment under this variation."""
-        return replace(
-            base,
-            overrides=(*base.overrides, *self.overrides),
-            vocab_size=self.vocab_size or base.vocab_size,
-        )
+        overrides = (*base.overrides, *self.overrides)
+        return replace(base, overrides=overrides, vocab_size=self.vocab_size or base.vocab_size)
 
 
 SEPARATE = Variation("init", "projections initialised one by one", ("model.init=separate",))
