@@ -66,10 +66,9 @@ def _format_accuracy(group: dict[str, Any]) -> str:
 
 def _format_window(fit: dict[str, Any]) -> str:
     inside = f"attention inside the gold window {fit['attention_inside']:.3f}"
-    chance = f"uniform attention {fit['chance']:.3f}"
-    if fit["overlap"] is None:
-        return f"{inside} ({chance})"
-    return f"{inside}, window overlap {fit['overlap']:.3f}, best head {fit['best_head']:.3f} ({chance})"
+    if fit["overlap"] is not None:
+        inside += f", window overlap {fit['overlap']:.3f}, best head {fit['best_head']:.3f}"
+    return f"{inside} (uniform attention {fit['chance']:.3f})"
 
 
 def format_p(p: float) -> str:

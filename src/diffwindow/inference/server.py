@@ -134,11 +134,6 @@ class Answer:
                 return
             await changed.wait()
 
-    async def finished(self) -> None:
-        """Wait until the answer is complete."""
-        async for _ in self.follow():
-            pass
-
     def _wake(self) -> None:
         self.changed.set()
         self.changed = asyncio.Event()
@@ -333,7 +328,8 @@ async def answer_request(request: Request, answers: Answers) -> Response:
         raise RequestError(504, f"the answer took more than {seconds:g} seconds") from None
     if "error" in first:
         # the status is known when the thread has left the answer
-        await answer.finished()
+        async for _ in answer.follow():
+            pass
         raise RequestError(answer.failure or 500, first["error"])
     return StreamingResponse(answer.follow(), media_type="application/x-ndjson", headers=HEADERS)
 

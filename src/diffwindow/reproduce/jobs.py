@@ -151,7 +151,6 @@ def _run(job: Job) -> Result:
 
 
 def _speed(folder: Path) -> float | None:
-    """Return the median of the updates per second that the run logged."""
     from diffwindow.training.config import TIMING
     from diffwindow.training.logs import read_records
 

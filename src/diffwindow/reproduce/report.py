@@ -68,14 +68,8 @@ def _column(column: Finding, scale: str) -> list[str]:
     metric = METRICS[column["metric"]]
     published = any(row["paper"] is not None for row in column["rows"])
     tested = column["split"] != "valid"
-    heads = ["model", "parameters"]
-    heads += ["paper"] if published else []
-    heads += [f"ours ({scale})", "deviation", "seeds", *(["validation"] if tested else [])]
-    heads += ["paper's gain"] if published else []
     enough = any(row["gain"] and row["gain"]["reach"] is not None for row in column["rows"])
-    heads += ["our gain, 95 % interval", *(["over seeds alone"] if enough else [])]
-    heads += ["the paper's sign"] if published else []
-    lines = [_cells(row, published=published, tested=tested, enough=enough) for row in column["rows"]]
+    lines = [_cells(row, scale, published=published, tested=tested, enough=enough) for row in column["rows"]]
     evaluated = EVALUATED.get(column["split"], f"the same models on the test set `{column['split']}`")
     texts = [
         f"## {column['title']}: {metric.title}, {'more' if metric.more_is_better else 'less'} is better",
@@ -83,7 +77,7 @@ def _column(column: Finding, scale: str) -> list[str]:
         f"{column['base']}, means of the differences by seed, over the seeds that both have; a gain above 0 "
         f"is better. {_about_intervals(column)}",
         f"Settings: `{' '.join(column['settings'])}`",
-        _table(heads, lines),
+        _table(list(lines[0]), [list(cells.values()) for cells in lines]),
     ]
     if column["pairs"] and column["pairs"][1]:
         texts.append(
@@ -106,21 +100,26 @@ def _about_intervals(column: Finding) -> str:
     return "There are no gains yet."
 
 
-def _cells(row: Finding, *, published: bool, tested: bool, enough: bool) -> list[str]:
-    ours = row["ours"]
-    cells = [row["label"], "" if row["parameters"] is None else f"{row['parameters']:,}"]
-    cells += [_number(row["paper"])] if published else []
-    if ours is None:
-        cells += ["not run", "", "0"]
-    else:
-        cells += [_number(ours["mean"]), _number(ours["deviation"]), str(ours["count"])]
-    cells += [_number(row["valid"] and row["valid"]["mean"])] if tested else []
-    cells += [_gain(row["paper_gain"], None)] if published else []
-    cells.append(_our_gain(row) + (" (one seed)" if row["gain"] and row["gain"]["count"] == 1 else ""))
+def _cells(row: Finding, scale: str, *, published: bool, tested: bool, enough: bool) -> dict[str, str]:
+    """Return the cells of a row by the heads of their columns."""
+    ours, gain = row["ours"], row["gain"]
+    cells = {"model": row["label"], "parameters": f"{row['parameters']:,}" if row["parameters"] else ""}
+    if published:
+        cells["paper"] = _number(row["paper"])
+    cells[f"ours ({scale})"] = _number(ours["mean"]) if ours else "not run"
+    cells["deviation"] = _number(ours["deviation"]) if ours else ""
+    cells["seeds"] = str(ours["count"]) if ours else "0"
+    if tested:
+        cells["validation"] = _number(row["valid"] and row["valid"]["mean"])
+    if published:
+        cells["paper's gain"] = _gain(row["paper_gain"], None)
+    one_seed = " (one seed)" if gain and gain["count"] == 1 else ""
+    cells["our gain, 95 % interval"] = _our_gain(row) + one_seed
     if enough:
-        reach = row["gain"] and row["gain"]["reach"]
-        cells.append("" if reach is None else f"± {reach:.2f}")
-    return [*cells, *([row["verdict"] or ""] if published else [])]
+        cells["over seeds alone"] = f"± {gain['reach']:.2f}" if gain and gain["reach"] is not None else ""
+    if published:
+        cells["the paper's sign"] = row["verdict"] or ""
+    return cells
 
 
 def _groups(column: Finding, by: str) -> str:
