@@ -33,7 +33,7 @@ def task(request, reorder_store, agreement_store, text_store):
 def test_every_example_is_swept_once_and_batches_stay_within_the_limit(task):
     lengths = task.lengths("valid")
     limited = replace(task, options=task.options.model_copy(update={"valid_tokens": 500}))
-    swept = sweep(limited, "valid", "cpu", lambda _, batch: batch)
+    swept = sweep(limited, task.build_model(), "valid", lambda _, batch: batch)
     assert sorted(np.concatenate([indices for indices, _ in swept])) == list(range(len(lengths[0])))
     for indices, _ in swept:
         assert len(indices) * max(field[indices].max() for field in lengths) <= 500
@@ -60,7 +60,7 @@ def test_validation_is_the_mean_over_units_in_evaluation_mode(task):
     assert not part.training
     model.eval()
     limited = replace(task, options=task.options.model_copy(update={"valid_tokens": 300}))
-    swept = sweep(limited, "valid", "cpu", lambda _, batch: (task.loss(model, batch), batch.units))
+    swept = sweep(limited, model, "valid", lambda _, batch: (task.loss(model, batch), batch.units))
     losses, units = zip(*(result for _, result in swept), strict=True)
     mean = sum(loss.item() for loss in losses) / sum(units)
     assert found["loss"] == pytest.approx(mean, rel=1e-5)

@@ -163,7 +163,6 @@ def gain_interval(
     compute: Callable[[Array], Array],
     *,
     replicates: int = REPLICATES,
-    seed: int = 0,
 ) -> Interval:
     """Return the interval of compute(terms) − compute(base), where both are [seeds, examples, terms].
 
@@ -174,7 +173,7 @@ def gain_interval(
         raise ValueError(f"outcomes of shapes {terms.shape} and {base.shape} cannot be paired")
     seeds, examples, _ = terms.shape
     gains = compute(terms.sum(1, dtype=np.float64)) - compute(base.sum(1, dtype=np.float64))
-    drawn = _resample(terms, base, compute, replicates, np.random.default_rng(seed))
+    drawn = _resample(terms, base, compute, replicates, np.random.default_rng(0))
     from_examples = float(drawn.mean(1).var(ddof=1))
     if seeds == 1:
         degrees = float(max(examples - 1, 1))

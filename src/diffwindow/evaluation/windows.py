@@ -352,8 +352,7 @@ def window_fits(task: Classification, model: Classifier, split: str) -> list[Win
         real = (batch.tokens != PAD).sum(1).cpu().numpy()
         return [_measure(maps, verbs[rows], gold, real) for maps in _encoder_maps(model, batch.tokens)]
 
-    with evaluating(model) as device:
-        batches = [measured for _, measured in sweep(task, split, device, measure)]
+    batches = [measured for _, measured in sweep(task, model, split, measure)]
     return [_fit(number, list(layer)) for number, layer in enumerate(zip(*batches, strict=True), 1)]
 
 

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from diffwindow.data.batching import collate
 from diffwindow.models.classifier import Classifier, ClassifierConfig
-from diffwindow.models.model import evaluating
 from diffwindow.progress import SILENT, Progress
 from diffwindow.tasks.task import StoreTask, TensorBatch, sweep
 
@@ -87,10 +86,9 @@ class Classification(StoreTask[ClassifierConfig]):
             right = log_probs.gather(-1, batch.labels[:, None]).squeeze(-1)
             return log_probs.argmax(-1).cpu().numpy(), -right.cpu().numpy()
 
-        with evaluating(model) as device:
-            for indices, (some_labels, some_nll) in sweep(self, split, device, classify, progress):
-                labels[indices] = some_labels
-                nll[indices] = some_nll
+        for indices, (some_labels, some_nll) in sweep(self, model, split, classify, progress):
+            labels[indices] = some_labels
+            nll[indices] = some_nll
         return labels, nll
 
     def validate(

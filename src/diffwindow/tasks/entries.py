@@ -179,13 +179,7 @@ CLASSIFICATION = TaskEntry(
     # neither batch size nor rate is published: plain choices, not tuned
     preset={
         "task": {"kind": "classification"},
-        "train": {
-            "warmup": 400,
-            "clip_norm": 1.0,
-            **_OFTEN,
-            "watch": "accuracy",
-            "final": "best",
-        },
+        "train": {"warmup": 400, "clip_norm": 1.0, **_OFTEN, "watch": "accuracy", "final": "best"},
     },
     sizes=(
         Size(

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from diffwindow.data.batching import collate, collate_blocks, shift_right
 from diffwindow.models.language_model import LanguageModel, LanguageModelConfig
-from diffwindow.models.model import evaluating
 from diffwindow.progress import SILENT, Progress
 from diffwindow.special_tokens import PAD
 from diffwindow.tasks.metrics import count_words, word_perplexity
@@ -75,9 +74,8 @@ class LanguageModeling(StoreTask[LanguageModelConfig]):
             by_row = cast(LanguageModel, model).nll_by_row(batch.tokens, batch.labels)
             return by_row.double().cpu().numpy()
 
-        with evaluating(model) as device:
-            for indices, by_row in sweep(self, split, device, score, progress):
-                nll[indices] = by_row
+        for indices, by_row in sweep(self, model, split, score, progress):
+            nll[indices] = by_row
         return nll, tokens.astype(np.int64)
 
     def words(self, split: str) -> int:

@@ -62,7 +62,6 @@ def preset(name: str, data: Path | None = None) -> Settings:
 
 
 def _task_preset(name: str, data: Path | None) -> Settings:
-    """Return the settings of a task, with sizes that suit the prepared corpus `data`."""
     if data is None or not is_store(data):
         where = f", which {data} is not" if data else ""
         raise ValueError(

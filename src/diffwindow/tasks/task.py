@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from diffwindow.data.store import Store
 from diffwindow.decoding.batches import map_batches
 from diffwindow.models.config import ModelConfig
+from diffwindow.models.model import evaluating
 from diffwindow.progress import SILENT, Progress
 from diffwindow.tasks.entries import TaskOptions, corpus_fields, entry_of, load_named
 
@@ -80,22 +81,23 @@ class StoreTask(Task[Any], Generic[C]):
 
 def sweep(
     task: StoreTask[Any],
+    model: nn.Module,
     split: str,
-    device: str,
     work: Callable[[np.ndarray, B], R],
     progress: Progress = SILENT,
 ) -> list[tuple[np.ndarray, R]]:
     """Work on every example of a split once, shortest first; return the indices and the result of each batch.
 
-    Batches are those of `map_batches`, of up to `valid_tokens` tokens.
+    The model is in evaluation mode meanwhile. Batches are those of `map_batches`, of up to `valid_tokens`.
     """
     stage = "validation" if split == "valid" else "evaluation"
-    return map_batches(
-        task.lengths(split),
-        lambda indices: work(indices, task.collate(split, indices).to(device)),
-        max_tokens=task.options.valid_tokens,
-        progress=lambda done, total: progress(stage, done / total),
-    )
+    with evaluating(model) as device:
+        return map_batches(
+            task.lengths(split),
+            lambda indices: work(indices, task.collate(split, indices).to(device)),
+            max_tokens=task.options.valid_tokens,
+            progress=lambda done, total: progress(stage, done / total),
+        )
 
 
 def model_config(store: Store, settings: dict[str, Any]) -> ModelConfig:

@@ -14,7 +14,6 @@ from diffwindow.decoding import Decoding
 from diffwindow.decoding.batches import ReportDone
 from diffwindow.decoding.translate import translate
 from diffwindow.models.loss import TokenLoss
-from diffwindow.models.model import evaluating
 from diffwindow.models.translator import Translator, TranslatorConfig
 from diffwindow.progress import SILENT, Progress
 from diffwindow.special_tokens import PAD
@@ -70,8 +69,7 @@ class Translation(StoreTask[TranslatorConfig]):
             scored = self._score(model, batch)
             return float(scored.total), float(scored.nll), batch.units
 
-        with evaluating(model) as device:
-            scores = sweep(self, split, device, score, progress)
+        scores = sweep(self, model, split, score, progress)
         total, nll, units = (sum(column) for column in zip(*(one for _, one in scores), strict=True))
         metrics = {"loss": total / units, "nll": nll / units, "perplexity": word_perplexity(nll, units)}
         return metrics | ({"bleu": self.bleu(model, split, progress=progress)} if watch == "bleu" else {})

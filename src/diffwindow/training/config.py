@@ -32,7 +32,6 @@ LOG, TIMING, TENSORBOARD, CURVES = "log.jsonl", "timing.jsonl", "tensorboard", "
 STORE = "data"
 
 Count = Annotated[int, Field(ge=1)]
-Amount = Annotated[int, Field(ge=0)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Positive = Annotated[float, Field(gt=0.0)]
 NonNegative = Annotated[float, Field(ge=0.0)]
@@ -42,13 +41,10 @@ if TYPE_CHECKING:
     TaskKind = str
 else:
     TaskKind = Literal[*TASKS]
-Schedule = Literal["inverse_sqrt", "constant", "linear", "cosine"]
 Precision = Literal["fp32", "bf16", "fp16", "auto"]
-Final = Literal["last", "best", "average"]
 
 
 def _file_name(name: str) -> str:
-    """Return the name if a folder can have it; raise if it is a path."""
     if not name.strip() or name.startswith(".") or any(not c.isprintable() or c in "/\\:" for c in name):
         raise ValueError("a name has no slash, no colon, and does not begin with a dot")
     return name
@@ -104,9 +100,9 @@ class TrainConfig(Section):
 
     lr: Positive = 7e-4
     """The peak learning rate."""
-    schedule: Schedule = "inverse_sqrt"
+    schedule: Literal["inverse_sqrt", "constant", "linear", "cosine"] = "inverse_sqrt"
     """How the rate falls after the warm-up."""
-    warmup: Amount = 4000
+    warmup: Annotated[int, Field(ge=0)] = 4000
     """Updates in which the rate rises to `lr`."""
     warmup_from: NonNegative = 1e-7
     """The first rate of the warm-up."""
@@ -146,7 +142,7 @@ class TrainConfig(Section):
     """Updates between two checkpoints."""
     keep_last: Count = 5
     """Checkpoints to keep."""
-    final: Final = "last"
+    final: Literal["last", "best", "average"] = "last"
     """The model of the run: the last, the best, or the average of the last checkpoints."""
     average_last: Count = 5
     """How many checkpoints `average` averages."""
@@ -213,10 +209,8 @@ class Config(Section):
 def differences(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:
     """Return the keys whose values differ, with the old and the new value."""
     before, after = _flat(_complete(old)), _flat(_complete(new))
-    names = [*before, *(name for name in after if name not in before)]
-    return {
-        name: (before.get(name), after.get(name)) for name in names if before.get(name) != after.get(name)
-    }
+    pairs = {name: (before.get(name), after.get(name)) for name in before | after}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def _complete(config: Config) -> dict[str, Any]:
@@ -234,7 +228,6 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 Keys = tuple[str, ...]
-SECTIONS = ("data", "task", "train", "search")
 
 
 @dataclass
@@ -303,7 +296,8 @@ def split_override(text: str) -> tuple[Keys, str]:
     path, keys = tuple(key.split(".")), set(_keys(Config))
     # the model checks its own fields, and a value has no keys
     parent = ".".join(path[:-1])
-    if path[0] != "model" and key not in keys and (not parent or parent in SECTIONS):
+    has_keys = not parent or any(name.startswith(f"{parent}.") for name in keys)
+    if path[0] != "model" and key not in keys and has_keys:
         raise ValueError(f"{shorten_override(text)}: there is no key {key!r}; {_nearest(path)}")
     return path, value
 

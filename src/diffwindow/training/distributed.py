@@ -42,14 +42,6 @@ class World:
             dist.all_reduce(tensor)
         return tensor
 
-    def broadcast_numbers(self, values: list[float]) -> list[float]:
-        """Return rank 0's numbers in all processes."""
-        if self.size == 1:
-            return values
-        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
-        dist.broadcast(tensor, 0)
-        return [float(value) for value in tensor]
-
     def broadcast(self, value: T) -> T:
         """Return rank 0's value in all processes."""
         values = [value]

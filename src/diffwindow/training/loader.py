@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass
-from types import TracebackType
+from itertools import chain, repeat
 from typing import Generic, Self
 
 import numpy as np
@@ -47,9 +46,7 @@ class BatchLoader(Generic[B]):
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._closed.set()
         self._thread.join()
 
@@ -61,17 +58,13 @@ class BatchLoader(Generic[B]):
 
     def _work(self) -> None:
         try:
-            indices = self._endless()
+            indices = chain.from_iterable(repeat(self._sampler))
             while not self._closed.is_set():
                 rows = [next(indices) for _ in range(self._count)][self._world.rank :: self._world.size]
                 batches = [self._task.collate("train", chosen) for chosen in rows]
                 self._put(UpdateBatches(batches, rows, self._sampler.state()))
         except BaseException as error:  # passed to the training loop, which raises it
             self._put(error)
-
-    def _endless(self) -> Iterator[np.ndarray]:
-        while True:
-            yield from self._sampler
 
     def _put(self, item: UpdateBatches[B] | BaseException) -> None:
         while not self._closed.is_set():

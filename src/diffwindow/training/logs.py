@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Literal
 
 import torch
 from torch.utils.tensorboard import SummaryWriter
@@ -22,34 +22,6 @@ from diffwindow.training.updater import UpdateResult, learning_rate
 Record = dict[str, Any]
 
 
-class JsonLinesFile:
-    """A file of JSON lines, truncated to a position when it is opened."""
-
-    def __init__(self, path: Path, position: int) -> None:
-        self._file = open_within(path, "ab")
-        size = self._file.tell()
-        if size < position:
-            self._file.close()
-            raise ValueError(
-                f"{path} has lost its end: it has {size} bytes instead of {position}; restore it"
-            )
-        self._file.truncate(position)
-
-    def write(self, record: Record) -> None:
-        """Append a record, and flush it so that readers see it."""
-        self._file.write(f"{to_json(record)}\n".encode())
-        self._file.flush()
-
-    def position(self) -> int:
-        """Flush to disk and return the size."""
-        os.fsync(self._file.fileno())
-        return self._file.tell()
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
-
 class RunLogs:
     """The logs of a run folder: `log.jsonl`, `timing.jsonl` and TensorBoard's events.
 
@@ -58,48 +30,47 @@ class RunLogs:
     """
 
     def __init__(self, folder: Path, position: int = 0, update: int = 0) -> None:
-        self._files: dict[str, JsonLinesFile] = {}
         with ExitStack() as opened:
-            for name, end in ((LOG, position), (TIMING, _end_of(folder / TIMING, update))):
-                self._files[name] = JsonLinesFile(folder / name, end)
-                opened.callback(self._files[name].close)
+            self._log = opened.enter_context(_open_lines(folder / LOG, position))
+            end = _end_of(folder / TIMING, update)
+            self._timing = opened.enter_context(_open_lines(folder / TIMING, end))
             check_inside(folder / TENSORBOARD)
             # TensorBoard forgets the later points, which the run writes again
             self._events = SummaryWriter(str(folder / TENSORBOARD), purge_step=update + 1)
             opened.callback(self._events.close)
             self._opened = opened.pop_all()
 
-    def train(self, update: int, values: Record) -> None:
-        """Write the loss and other values of an update."""
-        self._write(LOG, update, "train", values)
-
-    def valid(self, update: int, values: Record) -> None:
-        """Write the metrics of a validation."""
-        self._write(LOG, update, "valid", values)
-
-    def final(self, update: int, values: Record) -> None:
-        """Write the metrics of the final model."""
-        self._write(LOG, update, "final", values)
-
-    def timing(self, update: int, values: Record) -> None:
-        """Write the speed; it has its own file because it differs from run to run."""
-        self._write(TIMING, update, "speed", values)
-
-    def position(self) -> int:
-        """Flush to disk and return the size of the log."""
-        return self._files[LOG].position()
-
-    def close(self) -> None:
-        """Close all files."""
-        self._opened.close()
-
-    def _write(self, file: str, update: int, kind: str, values: Record) -> None:
-        self._files[file].write({"update": update, "kind": kind, **values})
+    def write(self, kind: Literal["train", "valid", "final", "speed"], update: int, values: Record) -> None:
+        """Write values of an update; speeds have their own file because they differ from run to run."""
+        file = self._timing if kind == "speed" else self._log
+        file.write(f"{to_json({'update': update, 'kind': kind, **values})}\n".encode())
+        # readers see it at once
+        file.flush()
         # the final model comes after the last update, so a run that goes on purges it too
         step = update + 1 if kind == "final" else update
         for name, value in values.items():
             if isinstance(value, int | float) and math.isfinite(value):
                 self._events.add_scalar(f"{kind}/{name}", value, step)
+
+    def position(self) -> int:
+        """Flush to disk and return the size of the log."""
+        os.fsync(self._log.fileno())
+        return self._log.tell()
+
+    def close(self) -> None:
+        """Close all files."""
+        self._opened.close()
+
+
+def _open_lines(path: Path, position: int) -> IO[bytes]:
+    """Open a file to append to it, truncated to a position."""
+    file = open_within(path, "ab")
+    size = file.tell()
+    if size < position:
+        file.close()
+        raise ValueError(f"{path} has lost its end: it has {size} bytes instead of {position}; restore it")
+    file.truncate(position)
+    return file
 
 
 def _end_of(path: Path, update: int) -> int:

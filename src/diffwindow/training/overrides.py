@@ -73,7 +73,6 @@ def _data_path(overrides: Sequence[str], values: Mapping[str, Any]) -> Path | No
 
 
 def _base(source: str, data: Path | None) -> Draft:
-    """Read a YAML file, the config of a run folder, or a preset."""
     if source.endswith((".yaml", ".yml")):
         return _from_file(Path(source), data)
     saved = Path(source) / RUN_CONFIG
@@ -81,7 +80,6 @@ def _base(source: str, data: Path | None) -> Draft:
 
 
 def _scalar(text: str, override: str) -> Any:
-    """Parse the value of an override."""
     try:
         return yaml.load(text, _Loader)
     except (yaml.YAMLError, RecursionError, *_MISREAD):
@@ -115,7 +113,6 @@ def _from_file(path: Path, data: Path | None) -> Draft:
 
 
 def _read_text(path: Path) -> str:
-    """Read a regular file of UTF-8 text."""
     if path.exists() and not path.is_file():
         raise ValueError(f"{path}: it is not a regular file")
     try:
@@ -160,7 +157,6 @@ def _leaves(section: yaml.MappingNode, path: Keys) -> Iterator[tuple[Keys, Any, 
 
 
 def _construct(node: yaml.Node) -> Any:
-    """Return the value of a part of a YAML tree."""
     try:
         return _Loader("").construct_object(node, deep=True)
     except _MISREAD:

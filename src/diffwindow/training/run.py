@@ -23,13 +23,7 @@ from diffwindow.data.corpora import recipe_of
 from diffwindow.data.prepare import open_or_prepare
 from diffwindow.data.recipe import Recipe
 from diffwindow.data.store import Store, corpus_hashes, is_store
-from diffwindow.files import (
-    LOCK,
-    lock_folder,
-    make_folder,
-    read_json,
-    write_json,
-)
+from diffwindow.files import LOCK, lock_folder, make_folder, read_json, write_json
 from diffwindow.models.added_windows import add_windows, window_plan
 from diffwindow.models.model import TOKENIZER, read_fields
 from diffwindow.notation import parse_attention
@@ -162,7 +156,6 @@ class Run:
             write_json(path, {"corpus": _identity(store), "command": sys.argv, **versions()})
 
     def _check_origin(self, store: Store) -> None:
-        """Raise if the run recorded another corpus."""
         path = self.folder / ORIGIN
         if not path.exists():
             return
@@ -266,8 +259,7 @@ def train(
             _make_deterministic(config, world)
             task = run.task(store)
             # a checkpoint would replace the weights of the start
-            resumes = bool(Checkpoints(folder / CHECKPOINTS).updates())
-            start = None if resumes or config.start is None else Path(config.start)
+            start = None if config.start is None or _has_checkpoints(folder) else Path(config.start)
             build = task.build_model if start is None else partial(starting_model, task, start)
         try:
             trainer = Trainer(

@@ -6,7 +6,7 @@ import json
 import math
 import random
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +14,20 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from diffwindow.evaluation.windows import outside_shares
 from diffwindow.files import check_inside, remove_temporaries
-from diffwindow.progress import Progress
 from diffwindow.tasks.metrics import METRICS
 from diffwindow.tasks.task import B, Task
 from diffwindow.training.checkpoints import Checkpoint, Checkpoints, read_checkpoint
 from diffwindow.training.config import BEST, CHECKPOINTS, CURVES, MODEL, ORIGIN, RUN_CONFIG, TrainConfig
 from diffwindow.training.distributed import World
 from diffwindow.training.failures import TrainingError
-from diffwindow.training.updater import Updater, UpdateResult, load_state_tensors, state_tensors
+from diffwindow.training.updater import (
+    Updater,
+    UpdateResult,
+    load_state_tensors,
+    state_tensors,
+    tensors_under,
+)
 
 Metrics = dict[str, float]
 
@@ -44,11 +48,9 @@ class Best:
         """
         sign = METRICS[metric].sign
         better = self.value is None or sign * value > sign * self.value
-        return (
-            Best(value, update)
-            if better and math.isfinite(value)
-            else Best(self.value, self.update, self.stale + 1)
-        )
+        if better and math.isfinite(value):
+            return Best(value, update)
+        return replace(self, stale=self.stale + 1)
 
 
 def check_validation(task: Task[B], config: TrainConfig) -> None:
@@ -66,12 +68,6 @@ def check_validation(task: Task[B], config: TrainConfig) -> None:
         raise ValueError(f"{error}; train without validations with {remedy}") from None
 
 
-def validate(task: Task[B], model: nn.Module, watch: str, progress: Progress) -> Metrics:
-    """Return the task's metrics of the validation set, and how much the model's windows leave out."""
-    metrics = task.validate(model, "valid", watch=watch, progress=progress)
-    return metrics | outside_shares(task, model, "valid")
-
-
 def all_finite(metrics: Metrics) -> bool:
     """Return whether no metric is NaN or infinite."""
     return all(map(math.isfinite, metrics.values()))
@@ -84,6 +80,10 @@ def format_metrics(metrics: Metrics) -> str:
     'loss 1.235  accuracy 0.5'
     """
     return "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+
+
+# plain values of a checkpoint in the order of its file: fields of TrainState, and the scaler's state
+SAVED = ("update", "batches", "best", "skipped", "skipped_in_a_row", "scaler", "validated")
 
 
 @dataclass
@@ -137,21 +137,13 @@ class TrainState:
 
     def plain(self, updater: Updater[B]) -> dict[str, Any]:
         """Return the rest as values for JSON."""
-        return {
-            "update": self.update,
-            "batches": self.batches,
-            "best": asdict(self.best),
-            "skipped": self.skipped,
-            "skipped_in_a_row": self.skipped_in_a_row,
-            "scaler": updater.scaler.state_dict(),
-            "validated": self.validated,
-        }
+        others = {"best": asdict(self.best), "scaler": updater.scaler.state_dict()}
+        return {name: others[name] if name in others else getattr(self, name) for name in SAVED}
 
 
 def check_state(checkpoint: Checkpoint) -> None:
     """Raise unless a checkpoint holds everything that a run resumes from."""
-    names = ("update", "batches", "best", "skipped", "skipped_in_a_row", "scaler", "validated")
-    for name in (*names, "log", "batches_an_update"):
+    for name in (*SAVED, "log", "batches_an_update"):
         if checkpoint.state.get(name) is None:
             raise ValueError(
                 f"{checkpoint.folder} has no {name!r} in its state, so no run can resume from it; "
@@ -163,22 +155,16 @@ def restore_state(checkpoint: Checkpoint, updater: Updater[B], device: str) -> T
     """Load a checkpoint's weights, optimizer and random generators; return its state."""
     state = checkpoint.state
     load_weights(updater.model, checkpoint)
-    load_state_tensors(updater.optimizer, updater.model, _under("optimizer/", checkpoint.tensors))
-    load_rng_tensors(_under("rng/", checkpoint.tensors))
+    load_state_tensors(updater.optimizer, updater.model, tensors_under("optimizer/", checkpoint.tensors))
+    load_rng_tensors(tensors_under("rng/", checkpoint.tensors))
     # empty unless the run was in fp16, and it may go on in fp16 on a GPU that has no bf16
     if state["scaler"]:
         updater.scaler.load_state_dict(state["scaler"])
     sums = checkpoint.tensors.get("pending", torch.empty(0)).to(device)
-    return TrainState(
-        batches=state["batches"],
-        update=state["update"],
-        best=Best(**state["best"]),
-        skipped=state["skipped"],
-        skipped_in_a_row=state["skipped_in_a_row"],
-        validated=state["validated"],
-        # they were checked before they were saved, so their rows are not needed
-        pending=[UpdateResult(0, row, torch.empty(0), [], []) for row in sums],
-    )
+    # they were checked before they were saved, so their rows are not needed
+    pending = [UpdateResult(0, row, torch.empty(0), [], []) for row in sums]
+    plain = {name: state[name] for name in SAVED if name not in ("best", "scaler")}
+    return TrainState(best=Best(**state["best"]), pending=pending, **plain)
 
 
 def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
@@ -188,10 +174,6 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
     except RuntimeError as error:
         reason = str(error).splitlines()[-1].strip()
         raise ValueError(f"{checkpoint.folder} holds another model: {reason}") from None
-
-
-def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}
 
 
 def seed_everything(seed: int) -> None:
@@ -277,10 +259,8 @@ class RunCheckpoints:
                 newest = self.last.newest(note)
                 if newest is not None:
                     check_state(newest)
-        (update,) = self._world.broadcast_numbers([-1.0 if newest is None else float(newest.state["update"])])
-        if update < 0:
-            return None
-        return newest or read_checkpoint(self.last.path(int(update)))
+        update = self._world.broadcast(None if newest is None else int(newest.state["update"]))
+        return newest if newest or update is None else read_checkpoint(self.last.path(update))
 
     def save(
         self, state: TrainState, updater: Updater[B], save_model: Callable[[Path], None], log: int
@@ -297,10 +277,6 @@ class RunCheckpoints:
     @property
     def _batches_per_update(self) -> int:
         return self._config.accumulate * self._world.size
-
-    def to_average(self) -> list[int]:
-        """Return the updates whose checkpoints make the average of the run."""
-        return self.last.scheduled(self._config.save_every)[-self._config.average_last :]
 
     def prune(self, best: int) -> None:
         """Remove all but the last checkpoints, and that of the `best` update."""

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from diffwindow.data.batching import TokenBatches
+from diffwindow.evaluation.windows import outside_shares
 from diffwindow.models.weights import CheckpointError, write_folder
 from diffwindow.progress import SILENT, Progress
 from diffwindow.tasks.task import B, Task
@@ -41,7 +42,6 @@ from diffwindow.training.state import (
     format_metrics,
     load_weights,
     seed_everything,
-    validate,
 )
 from diffwindow.training.updater import Updater, short_of_warmup
 
@@ -215,8 +215,8 @@ class Trainer(Generic[B]):
         if self._logs is None:
             return
         loss, speed = loss_record(results, state, self._config), self._stopwatch.lap(results)
-        self._logs.train(state.update, loss)
-        self._logs.timing(state.update, speed)
+        self._logs.write("train", state.update, loss)
+        self._logs.write("speed", state.update, speed)
         last = self._config.max_updates
         detail = progress_line(state.update, last, loss, speed, self._task.unit)
         self._progress("training", state.update / last, detail)
@@ -235,10 +235,10 @@ class Trainer(Generic[B]):
         """
         state, config = self._state, self._config
         with self._stopwatch.pause():
-            value, bad, stopped = self._world.broadcast_numbers(self._watched_value())
+            value, bad, stopped = self._world.broadcast(self._watched_value())
         if stopped:
             self._save()
-            raise self._interruption(int(stopped))
+            raise self._interruption(stopped)
         state.validated = state.update
         if bad:
             if config.on_bad_loss == "stop":
@@ -252,25 +252,25 @@ class Trainer(Generic[B]):
         if self._world.main and config.final == "best" and state.best.update == state.update:
             self._checkpoints.best.save(state.update, self._save_model, {"update": state.update})
 
-    def _watched_value(self) -> list[float]:
-        """Validate in rank 0; return numbers to broadcast.
-
-        They are the metric to watch, 1 if a metric is not finite, and the signal that stopped the validation.
-        """
+    def _watched_value(self) -> tuple[float, bool, int]:
+        """Validate in rank 0; return the watched metric, if any is not finite, and the signal that came."""
         if self._logs is None:
-            return [0.0, 0.0, 0.0]
+            return 0.0, False, 0
         try:
             metrics = self._metrics()
         except StopNowError:
-            return [0.0, 0.0, float(self._stop.signal)]
-        self._logs.valid(self._state.update, metrics)
+            return 0.0, False, self._stop.signal
+        self._logs.write("valid", self._state.update, metrics)
         self._progress.note(f"update {self._state.update}: validation {format_metrics(metrics)}")
-        return [metrics[self._config.watch], float(not all_finite(metrics)), 0.0]
+        return metrics[self._config.watch], not all_finite(metrics), 0
 
     def _metrics(self) -> Metrics:
         """Validate the model as it is; raise StopNowError as soon as a signal comes."""
         with self._stop.at_once():
-            return validate(self._task, self._model, self._config.watch, self._progress)
+            metrics = self._task.validate(
+                self._model, "valid", watch=self._config.watch, progress=self._progress
+            )
+            return metrics | outside_shares(self._task, self._model, "valid")
 
     def _save_model(self, folder: Path) -> None:
         self._save_files(self._model, folder)
@@ -287,15 +287,14 @@ class Trainer(Generic[B]):
 
     def _finish(self) -> None:
         """Write the final model in rank 0; raise Interrupted in all processes if a signal stops it."""
-        stopped = 0.0
+        stopped = 0
         if self._logs is not None:
             try:
                 self._write_final_model(self._logs)
             except StopNowError:
-                stopped = float(self._stop.signal)
-        (stopped,) = self._world.broadcast_numbers([stopped])
-        if stopped:
-            raise self._interruption(int(stopped))
+                stopped = self._stop.signal
+        if stopped := self._world.broadcast(stopped):
+            raise self._interruption(stopped)
 
     def _write_final_model(self, logs: RunLogs) -> None:
         """Write the model that `train.final` asks for; validate it first unless it is the last."""
@@ -311,7 +310,7 @@ class Trainer(Generic[B]):
                     f"the validation of the final model, {origin}, is not finite; train.final=last keeps the "
                     "last one"
                 )
-            logs.final(update, metrics)
+            logs.write("final", update, metrics)
             self._progress.note(f"final model: validation {format_metrics(metrics)}")
         write_folder(self._folder / MODEL, self._save_model, {"update": update, "weights": origin})
         self._progress.note(f"done after {update} updates: {self._folder / MODEL}, {origin}")
@@ -327,7 +326,7 @@ def load_final_weights(
     """Load the weights that `train.final` asks for into the trained model; return where they are from."""
     try:
         if config.final == "average":
-            updates = checkpoints.to_average()
+            updates = checkpoints.last.scheduled(config.save_every)[-config.average_last :]
             model.load_state_dict(checkpoints.last.average(updates))
             return f"the average of updates {', '.join(map(str, updates))}"
         if config.final == "best" and state.best.value is not None:

@@ -38,12 +38,6 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> Adam:
     return kind(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=fused)
 
 
-def set_rate(optimizer: Adam, rate: float) -> None:
-    """Set the learning rate of the next step."""
-    for group in optimizer.param_groups:
-        group["lr"] = rate
-
-
 def state_tensors(optimizer: Adam, model: nn.Module) -> dict[str, Tensor]:
     """Return the moments and steps by parameter, with keys such as `weight/exp_avg`."""
     return {
@@ -53,15 +47,15 @@ def state_tensors(optimizer: Adam, model: nn.Module) -> dict[str, Tensor]:
     }
 
 
+def tensors_under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors whose names start with a prefix, without it."""
+    return {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}
+
+
 def load_state_tensors(optimizer: Adam, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Load what `state_tensors` returned."""
     for name, parameter in model.named_parameters():
-        state = {
-            key.removeprefix(f"{name}/"): value
-            for key, value in tensors.items()
-            if key.startswith(f"{name}/")
-        }
-        if state:
+        if state := tensors_under(f"{name}/", tensors):
             optimizer.state[parameter] = {
                 key: value.to(parameter.device, torch.float32 if key == "step" else parameter.dtype)
                 for key, value in state.items()
@@ -150,13 +144,12 @@ class Objective(nn.Module, Generic[B]):
 def pick_precision(asked: Precision, device: str) -> str:
     """Return the precision to use, the best one for `auto`; raise if the device does not support it."""
     on_gpu = device.startswith("cuda")
+    gpu_has_bf16 = on_gpu and torch.cuda.is_bf16_supported(including_emulation=False)
     if asked == "auto":
-        if not on_gpu:
-            return "fp32"
-        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
+        return "bf16" if gpu_has_bf16 else "fp16" if on_gpu else "fp32"
     if asked == "fp16" and not on_gpu:
         raise ValueError(f"train.precision=fp16 needs a GPU, not {device}; use bf16, fp32 or auto")
-    if asked == "bf16" and on_gpu and not torch.cuda.is_bf16_supported(including_emulation=False):
+    if asked == "bf16" and on_gpu and not gpu_has_bf16:
         raise ValueError("train.precision=bf16: this GPU has no bf16; use fp16, fp32 or auto")
     return asked
 
@@ -231,7 +224,8 @@ class Updater(Generic[B]):
             if self._check_now and not self.scaler.is_enabled() and not torch.isfinite(norm):
                 problem = f"the gradients of update {update} are not finite"
         if problem is None:
-            set_rate(self.optimizer, learning_rate(update, self._config))
+            for group in self.optimizer.param_groups:
+                group["lr"] = learning_rate(update, self._config)
             self.scaler.step(self.optimizer)
             self.scaler.update()
         elif self._config.on_bad_loss == "stop":
