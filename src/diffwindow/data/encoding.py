@@ -95,8 +95,7 @@ def texts_of(rows: Iterator[Row], recipe: Recipe) -> Iterator[str]:
     before = {field: moses(language) for field, language in recipe.moses.items()}
     for row in rows:
         for field in text_fields(recipe.task):
-            text = str(row[field])
-            yield before[field](text) if field in before else text
+            yield before.get(field, str)(str(row[field]))
 
 
 CACHED_WORDS = 200_000
@@ -182,14 +181,12 @@ class ChunkEncoder:
 
     def __call__(self, chunk: RawChunk) -> Chunk:
         """Encode one chunk."""
-        texts = {
-            name: list(map(self._before[name], column)) if name in self._before else column
-            for name, column in chunk.texts.items()
+        sequences = {
+            name: self._encoder.encode(list(map(self._before.get(name, str), texts)))
+            for name, texts in chunk.texts.items()
         }
-        sequences = {name: self._encoder.encode(column) for name, column in texts.items()}
-        return Chunk(
-            chunk.rows, sequences, {name: np.array(c, np.int32) for name, c in chunk.numbers.items()}
-        )
+        columns = {name: np.array(values, np.int32) for name, values in chunk.numbers.items()}
+        return Chunk(chunk.rows, sequences, columns)
 
 
 def encoded_chunks(

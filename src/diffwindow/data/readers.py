@@ -156,7 +156,9 @@ def _ending(path: Path) -> str:
 
 
 def _table_rows(path: Path, audit: Audit) -> Iterator[tuple[int, list[str]]]:
-    return _csv_rows(path, audit) if _ending(path) == ".csv" else _tsv_rows(path, audit)
+    if _ending(path) == ".csv":
+        return _csv_rows(path, audit)
+    return ((number, line.split("\t")) for number, line in text_lines(path, audit) if line.strip(" "))
 
 
 def _table_cells(path: Path, audit: Audit, columns: Columns) -> Iterator[tuple[int, str, str]]:
@@ -235,10 +237,6 @@ def _text_and_label(header: list[str], columns: Columns, place: str) -> list[int
             )
         places.append(found[0] if found else None)
     return places
-
-
-def _tsv_rows(path: Path, audit: Audit) -> Iterator[tuple[int, list[str]]]:
-    return ((number, line.split("\t")) for number, line in text_lines(path, audit) if line.strip(" "))
 
 
 def _csv_rows(path: Path, audit: Audit) -> Iterator[tuple[int, list[str]]]:
@@ -343,9 +341,7 @@ def phrases_of(tree: str) -> list[tuple[int, str]]:
     phrases: list[tuple[int, str]] = []
     stack: list[tuple[int, list[str]]] = []
     # only ASCII spaces separate: a few tokens hold a no-break space
-    for part in tree.replace("(", " ( ").replace(")", " ) ").split(" "):
-        if not part:
-            continue
+    for part in filter(None, tree.replace("(", " ( ").replace(")", " ) ").split(" ")):
         if part == "(":
             stack.append((-1, []))
         elif part == ")":
