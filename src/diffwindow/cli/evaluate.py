@@ -154,9 +154,8 @@ def _evaluate_runs(
         task = trained.task(own)
         if target_lang:
             trained = trained.with_language("target", target_lang)
-        return trained, partial(
-            evaluation_evaluate.evaluate_model, trained, task, split, decoding, progress=progress
-        )
+        evaluate_model = evaluation_evaluate.evaluate_model
+        return trained, partial(evaluate_model, trained, task, split, decoding, progress=progress)
 
     with (
         report_interrupt("nothing was scored"),

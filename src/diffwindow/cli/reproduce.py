@@ -57,9 +57,8 @@ def reproduce(
     full_table = chosen_scale.title_of(reproduce_tables.table_of(table))
     scaled_table = full_table.at(chosen_scale.experiments)
     if not columns and not scaled_table.columns:
-        others = [
-            name for name, one in reproduce_scales.SCALES.items() if full_table.at(one.experiments).columns
-        ]
+        scales = reproduce_scales.SCALES.items()
+        others = [name for name, one in scales if full_table.at(one.experiments).columns]
         raise ValueError(f"{table} has no columns at scale {scale}; choose {join_with_or(others)}")
     numbers, folder = range(1, seeds + 1), out / f"{table}-{scale}"
     command = shlex.join(["diffwindow", *sys.argv[1:]])
@@ -69,9 +68,8 @@ def reproduce(
     asked = reproduce_jobs.jobs_of(chosen, chosen_scale, numbers, out)
     # a report shows every finished run, whichever part and seeds were asked for
     seeds_shown = reproduce_jobs.every_seed(numbers, chosen_scale, out)
-    finished = reproduce_jobs.done_before(
-        reproduce_jobs.jobs_of(scaled_table, chosen_scale, seeds_shown, out)
-    )
+    shown = reproduce_jobs.jobs_of(scaled_table, chosen_scale, seeds_shown, out)
+    finished = reproduce_jobs.done_before(shown)
     missing = [column.name for column in full_table.columns if column not in scaled_table.columns]
     if missing and not columns:
         _tell(f"left out, because they have no {scale} scale: {', '.join(missing)}")

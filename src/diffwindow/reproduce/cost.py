@@ -50,9 +50,8 @@ class Cost:
 
 def cost(experiment: Experiment, row: Row) -> Cost:
     """Estimate an upper bound: every update full, every parameter used for every token."""
-    return _cost(
-        experiment.preset, (*experiment.overrides, *row.overrides), row.attention, experiment.vocab_size
-    )
+    overrides = (*experiment.overrides, *row.overrides)
+    return _cost(experiment.preset, overrides, row.attention, experiment.vocab_size)
 
 
 # cached: tables share rows, and counting a model of the paper's size takes a moment
@@ -94,13 +93,11 @@ def relative_speeds(
     A round times one update of every row on the same batch; the ratio is the median over rounds.
     """
     opened = Store.open(store)
-    steps = {
-        row.key: _stepper(
-            resolve(experiment.preset, (*experiment.overrides, *row.overrides), {"attention": row.attention}),
-            opened,
-        )
-        for row in table.rows
-    }
+    steps = {}
+    for row in table.rows:
+        overrides = (*experiment.overrides, *row.overrides)
+        config = resolve(experiment.preset, overrides, {"attention": row.attention})
+        steps[row.key] = _stepper(config, opened)
     base = next(iter(steps))
     ratios: dict[str, list[float]] = {key: [] for key in steps}
     # the first round warms up buffers and caches

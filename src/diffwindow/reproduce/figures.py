@@ -100,16 +100,10 @@ def draw_learning(finding: Finding, path: Path) -> bool:
 def _gain_panel(column: Finding, scale: str) -> GainPanel:
     metric = METRICS[column["metric"]]
     change = "gain in" if metric.more_is_better else "reduction of"
-    gains = [
-        Gain(
-            row["label"],
-            row["gain"]["mean"],
-            row["interval"]["reach"] if row["interval"] else 0.0,
-            row["gain"]["count"],
-            row["paper_gain"],
-        )
-        for row in column["rows"]
-        if row["gain"]
-    ]
+    gains = []
+    for row in column["rows"]:
+        if gain := row["gain"]:
+            reach = row["interval"]["reach"] if row["interval"] else 0.0
+            gains.append(Gain(row["label"], gain["mean"], reach, gain["count"], row["paper_gain"]))
     axis = f"{change} {metric.title.replace(', %', ' in points')} against {column['base']}"
     return GainPanel(f"{column['title']} ({scale})", axis, gains)

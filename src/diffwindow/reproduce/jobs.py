@@ -12,7 +12,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import redirect_stderr
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -214,19 +214,11 @@ def jobs_of(table: Table, scale: Scale, seeds: Sequence[int], out: Path) -> list
     A run's folder is named by what it trains, so tables that share a folder `out` share their runs.
     """
     columns = [(column, scale.experiment(column)) for column in table.columns]
-    return [
-        Job(
-            row,
-            column,
-            experiment,
-            seed,
-            out / "data" / experiment.store_name,
-            out / "runs" / scale.name / column.name / row.key / f"seed{seed}",
-        )
-        for seed in seeds
-        for column, experiment in columns
-        for row in table.rows
-    ]
+    jobs = []
+    for seed, (column, experiment), row in product(seeds, columns, table.rows):
+        folder = out / "runs" / scale.name / column.name / row.key / f"seed{seed}"
+        jobs.append(Job(row, column, experiment, seed, out / "data" / experiment.store_name, folder))
+    return jobs
 
 
 def every_seed(asked: Sequence[int], scale: Scale, out: Path) -> list[int]:
