@@ -87,7 +87,7 @@ def test_python_names_the_extra_too(monkeypatch):
     with pytest.raises(
         extras.MissingExtraError, match=r"needs the package matplotlib: .*diffwindow\[toolkit\]"
     ):
-        attention_figure([], queries=[], keys=[])
+        attention_figure([[]], queries=[], keys=[])
 
 
 def test_the_core_works_without_any_extra():

@@ -8,7 +8,7 @@ or a check that is made of them.
 import math
 from collections.abc import Callable
 from inspect import Parameter, signature
-from typing import Any, Literal, NamedTuple, TypedDict, TypeVar, cast, get_args
+from typing import Any, Literal, NamedTuple, TypedDict, TypeVar, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -208,10 +208,10 @@ def check_tensor(name: str, x: object) -> None:
         raise TypeError(f"{name} is a {x.layout} tensor; pass {name}.to_dense()")
 
 
-def check_floats(name: str, x: object) -> None:
+def check_floats(name: str, x: Any) -> None:
     """Raise unless `x` is a dense tensor of a type that windows are computed in."""
     check_tensor(name, x)
-    check_float_type(name, cast(Tensor, x).dtype)
+    check_float_type(name, x.dtype)
 
 
 def check_float_type(name: str, dtype: object) -> None:
@@ -220,36 +220,32 @@ def check_float_type(name: str, dtype: object) -> None:
         raise TypeError(f"{name} is {quote(dtype)}; pass {', '.join(map(str, FLOATS[:-1]))} or {FLOATS[-1]}")
 
 
-def check_mask(name: str, mask: object) -> None:
+def check_mask(name: str, mask: Any) -> None:
     """Raise unless `mask` is a dense tensor of booleans."""
     check_tensor(name, mask)
-    dtype = cast(Tensor, mask).dtype
-    if dtype != torch.bool:
-        raise TypeError(f"{name} is {dtype}; pass a boolean mask, True where a query may look")
+    if mask.dtype != torch.bool:
+        raise TypeError(f"{name} is {mask.dtype}; pass a boolean mask, True where a query may look")
 
 
-def check_positions(name: str, x: object) -> None:
+def check_positions(name: str, x: Any) -> None:
     """Raise unless `x` is a dense tensor of integers."""
     check_tensor(name, x)
-    dtype = cast(Tensor, x).dtype
-    if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
-        raise TypeError(f"{name} is {dtype}; pass integers, the indices of keys")
+    if x.dtype.is_floating_point or x.dtype.is_complex or x.dtype == torch.bool:
+        raise TypeError(f"{name} is {x.dtype}; pass integers, the indices of keys")
 
 
-def check_tokens(name: str, tokens: object, mask: object = None) -> None:
+def check_tokens(name: str, tokens: Any, mask: Any = None) -> None:
     """Raise unless `tokens` are ids `[batch, length]`, and `mask`, if any, has a boolean for each."""
     check_not_traced()
     check_tensor(name, tokens)
-    ids = cast(Tensor, tokens)
-    if ids.dtype not in (torch.int64, torch.int32):
-        raise TypeError(f"{name} is {ids.dtype}; pass the ids of tokens, as torch.int64")
-    if ids.dim() != 2:
-        raise ValueError(f"{name} has shape {list(ids.shape)}, not [batch, length]")
+    if tokens.dtype not in (torch.int64, torch.int32):
+        raise TypeError(f"{name} is {tokens.dtype}; pass the ids of tokens, as torch.int64")
+    if tokens.dim() != 2:
+        raise ValueError(f"{name} has shape {list(tokens.shape)}, not [batch, length]")
     if mask is not None:
         check_mask(f"the mask of {name}", mask)
-        shape = cast(Tensor, mask).shape
-        if shape != ids.shape:
-            raise ValueError(f"the mask of {name} has shape {list(shape)}, not {list(ids.shape)}")
+        if mask.shape != tokens.shape:
+            raise ValueError(f"the mask of {name} has shape {list(mask.shape)}, not {list(tokens.shape)}")
 
 
 def check_text(name: str, value: object) -> str:
@@ -334,7 +330,6 @@ def _check_device(name: str, x: Tensor, q: Tensor) -> None:
 
 
 def _check_broadcast(name: str, x: Tensor, q: Tensor, k: Tensor) -> None:
-    """Raise unless `x` is on the device of `q` and broadcasts to `[b h q k]`."""
     _check_device(name, x, q)
     full = [*q.shape[:3], k.shape[2]]
     shape = list(x.shape)

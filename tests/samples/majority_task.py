@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from diffwindow.models.weights import write_weights
+from diffwindow.models.weights import write_tensors
 from diffwindow.progress import SILENT, Progress
 from diffwindow.tasks.task import TensorBatch
 from diffwindow.training.config import TrainConfig
@@ -70,7 +70,7 @@ class MajorityTask:
 
 
 def save(model: nn.Module, folder: Path) -> None:
-    write_weights(folder / "model.safetensors", model.state_dict(), "{}")
+    write_tensors(folder / "model.safetensors", model.state_dict(), {"config": "{}"})
 
 
 DEFAULTS = TrainConfig(

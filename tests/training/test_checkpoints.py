@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from diffwindow.models import weights as weights_module
-from diffwindow.models.weights import CheckpointError, FormatError, write_weights
+from diffwindow.models.weights import CheckpointError, FormatError, write_tensors
 from diffwindow.training.checkpoints import Checkpoints, read_checkpoint
 from diffwindow.training.failures import TrainingError
 from diffwindow.training.logs import RunLogs, read_records
@@ -18,7 +18,7 @@ NOBODY = 65534
 
 
 def save_model(folder: Path) -> None:
-    write_weights(folder / "model.safetensors", {"w": torch.arange(4.0)}, "{}")
+    write_tensors(folder / "model.safetensors", {"w": torch.arange(4.0)}, {"config": "{}"})
 
 
 def write(folder: Path) -> Path:
@@ -55,7 +55,7 @@ def test_a_write_that_fails_leaves_the_old_one(tmp_path):
     checkpoint = write(tmp_path)
 
     def write_much(folder: Path) -> None:
-        write_weights(folder / "model.safetensors", {"weight": torch.zeros(1000)}, "{}")
+        write_tensors(folder / "model.safetensors", {"weight": torch.zeros(1000)}, {"config": "{}"})
 
     with pytest.raises(OSError, match="too large") as error, small_files():
         Checkpoints(tmp_path).save(3, write_much, {})

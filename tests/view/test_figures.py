@@ -14,7 +14,7 @@ KEYS = ["the", "keys", "to", "the", "cabinet"]
 def figure():
     window = Panel("window", np.tri(5), outline=(4, 1, 4))
     return attention_figure(
-        [window, Panel("attention", np.full((5, 5), 0.2))],
+        [[window, Panel("attention", np.full((5, 5), 0.2))]],
         queries=KEYS,
         keys=KEYS,
         names=("query", "word"),
@@ -43,7 +43,7 @@ def test_a_full_disk_is_named(tmp_path, kind):
 
 
 def test_control_characters_are_drawn_as_escapes(tmp_path):
-    drawn = attention_figure([Panel("window", np.eye(2))], queries=["a\x05", "b"], keys=["a\x05", "\n"])
+    drawn = attention_figure([[Panel("window", np.eye(2))]], queries=["a\x05", "b"], keys=["a\x05", "\n"])
     save_figure(drawn, tmp_path / "a.png")
     assert [label.get_text() for label in drawn.axes[0].get_xticklabels()] == ["a\\x05", "\\n"]
 
@@ -55,12 +55,12 @@ def test_the_frame_holds_its_keys():
 
 def test_a_matrix_that_does_not_fit_its_tokens_is_refused():
     with pytest.raises(ValueError, match=r"'window' has shape \(2, 3\), but there are 5 queries and 5 keys"):
-        attention_figure([Panel("window", np.zeros((2, 3)))], queries=KEYS, keys=KEYS)
+        attention_figure([[Panel("window", np.zeros((2, 3)))]], queries=KEYS, keys=KEYS)
 
 
 def test_an_empty_window_draws_without_a_warning(tmp_path):
     empty = Panel("nothing", np.zeros((5, 5)))
-    save_figure(attention_figure([empty], queries=KEYS, keys=KEYS), tmp_path / "empty.png")
+    save_figure(attention_figure([[empty]], queries=KEYS, keys=KEYS), tmp_path / "empty.png")
 
 
 @pytest.mark.parametrize("name", ["window.png", "window.svg", "window.pdf"])
@@ -79,13 +79,13 @@ def test_an_unknown_format_is_refused(tmp_path):
 def test_letters_that_the_usual_font_lacks_come_from_another_or_are_escaped(tmp_path, monkeypatch):
     panel = Panel("窗", np.eye(2))
     with pytest.warns(UserWarning, match=r"no font on this machine has 字窗, so the figure shows escapes"):
-        figure = attention_figure([panel], queries=["字", "b\n"], keys=["a", "b"])
+        figure = attention_figure([[panel]], queries=["字", "b\n"], keys=["a", "b"])
     assert figure.axes[0].get_title() == r"\u7a97"
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == [r"\u5b57", r"b\n"]
     # without a warning now, which would be an error
     monkeypatch.setattr(fontManager, "ttflist", [*fontManager.ttflist])
     fontManager.addfont(font_with(tmp_path / "tiny.ttf", "窗字"))
-    figure = attention_figure([panel], queries=["字", "b"], keys=["a", "b"])
+    figure = attention_figure([[panel]], queries=["字", "b"], keys=["a", "b"])
     assert figure.axes[0].get_title() == "窗"
     save_figure(figure, tmp_path / "figure.png")
 

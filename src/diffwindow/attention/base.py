@@ -176,7 +176,6 @@ class StackedAttention(nn.Module):
         raise NotImplementedError
 
     def _pairs_to_rotate(self, rotary: Rotary | None) -> list[int]:
-        """List the pairs of queries and keys that rotary positions rotate."""
         pairs = range(len(self._query_dims))
         return [x for x in pairs if rotary in ("pointers" if x in self.pointer_pairs else "scores", "both")]
 
@@ -192,7 +191,6 @@ class StackedAttention(nn.Module):
         return torch.cat(blocks, dim=-1)
 
     def _project_rows(self, x: Tensor, first: int, last: int) -> Tensor:
-        """Apply the rows `first` to `last` of the stacked projection."""
         # A quantized or adapted layer may not compute with its weight, and hooks may set the weight first.
         layer: nn.Module = self.in_proj
         if not few_rows.is_plain(layer):

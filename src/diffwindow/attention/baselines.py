@@ -214,7 +214,6 @@ def _short_spans(embed_dim: int, num_heads: int, size: int | None) -> dict[str, 
 
 
 def _spans(span_logit: Float[Tensor, " h"], size: int) -> Float[Tensor, " h"]:
-    """Return each head's span z."""
     return size * span_logit.sigmoid()
 
 

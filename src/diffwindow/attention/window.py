@@ -249,8 +249,10 @@ class WindowAttention(StackedAttention, WindowModule):
 
     def extra_repr(self) -> str:
         """Show the settings in the module's repr."""
+        names = WindowOptions.__annotations__
+        options = ", ".join(f"{name}={getattr(self.options, name)!r}" for name in names)
         return (
-            f"{self.embed_dim}, num_heads={self.num_heads}, window={self.window!r}, {self._show_options()}, "
+            f"{self.embed_dim}, num_heads={self.num_heads}, window={self.window!r}, {options}, "
             f"boundary_dim={self.boundary_dim}, gate={self.gate is not None}, "
             f"relative_size={self.relative_size}, rotary={self.rotary!r}, dropout={self.dropout}, "
             f"batch_first={self.batch_first}, impl={self.impl!r}"
@@ -288,7 +290,6 @@ class WindowAttention(StackedAttention, WindowModule):
         return batch_query, batch_key, batch_value, query.dim() == 3
 
     def _check_fits_weights(self, name: str, x: Tensor) -> None:
-        """Raise unless an input has the type and the device of the weights."""
         # hooks, quantized layers and adapters may convert it
         if not few_rows.is_plain(self.in_proj):
             return
@@ -314,7 +315,6 @@ class WindowAttention(StackedAttention, WindowModule):
         is_causal: bool,
         batched: bool,
     ) -> Visibility:
-        """Read the masks of a call."""
         check_bool("is_causal", is_causal)
         if key_padding_mask is not None and not batched:
             check_tensor("key_padding_mask", key_padding_mask)

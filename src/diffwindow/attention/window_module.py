@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from diffwindow import functional, ops
 from diffwindow.attention.plain import plain_attention, plain_weights
 from diffwindow.attention.visibility import Visibility
-from diffwindow.checks import Options, WindowOptions
+from diffwindow.checks import Options
 from diffwindow.functional import Maps
 from diffwindow.messages import check_choice
 
@@ -55,11 +55,6 @@ class WindowModule(nn.Module):
             return maps
         plain = plain_weights(q, k, _visibility_of(options), scale=options.scale)
         return maps._replace(weights=mix_heads(plain, maps.weights, self.gate))
-
-    def _show_options(self) -> str:
-        """Return the options of the window as a repr shows them."""
-        names = WindowOptions.__annotations__
-        return ", ".join(f"{name}={getattr(self.options, name)!r}" for name in names)
 
 
 def mix_heads(

@@ -219,7 +219,7 @@ def _draw(
     )
     path = out / "windows.png"
     view_figures.save_figure(
-        view_figures.attention_figure(panels, queries=tokens, keys=tokens, title=f"{told}\n{FRAME}"), path
+        view_figures.attention_figure([panels], queries=tokens, keys=tokens, title=f"{told}\n{FRAME}"), path
     )
     return path, f"{' '.join(tokens)} ({told})"
 

@@ -351,7 +351,6 @@ class _Encoder(nn.Module):
 
 
 def _token_mask(attention_mask: Tensor | None) -> Tensor | None:
-    """Return the mask of real tokens as booleans."""
     if attention_mask is None:
         return None
     if attention_mask.dim() != 2:

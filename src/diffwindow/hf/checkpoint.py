@@ -24,7 +24,7 @@ from diffwindow.hf.windows import RECORD, add_windows, check_unwrapped, remove_w
 from diffwindow.models.added_windows import WindowInit
 from diffwindow.models.config import first_mistake
 from diffwindow.models.model import parse_fields
-from diffwindow.models.weights import ModelFileError, check_tensors, hash_tensors, read_weights, write_weights
+from diffwindow.models.weights import ModelFileError, check_tensors, hash_tensors, read_weights, write_tensors
 
 WINDOW_WEIGHTS, DESCRIPTION = "windows.safetensors", "windows.json"
 WINDOWS_FORMAT = 2
@@ -140,7 +140,7 @@ def save_windows(model: PreTrainedModel, folder: str | os.PathLike[str]) -> None
         )
     settings = Settings.model_validate(record)
     path.mkdir(parents=True, exist_ok=True)
-    write_weights(path / WINDOW_WEIGHTS, tensors, json.dumps(record))
+    write_tensors(path / WINDOW_WEIGHTS, tensors, {"config": json.dumps(record)})
     description = Description(
         **settings.model_dump(), base=Base.of(model), sha256=sha256_of(path / WINDOW_WEIGHTS)
     )

@@ -260,7 +260,6 @@ def _as_multihead(window: WindowAttention) -> nn.MultiheadAttention:
 
 
 def _copy_layer(source: nn.Linear, target: nn.Linear) -> None:
-    """Copy the weights of a layer, and whether they are trained."""
     target.load_state_dict(source.state_dict())
     for name, parameter in source.named_parameters():
         target.get_parameter(name).requires_grad_(parameter.requires_grad)

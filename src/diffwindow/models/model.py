@@ -20,7 +20,7 @@ from diffwindow.models.weights import (
     read_weights,
     verify,
     write_manifest,
-    write_weights,
+    write_tensors,
 )
 from diffwindow.notation import Role
 
@@ -107,7 +107,7 @@ def evaluating(model: nn.Module) -> Iterator[str]:
 
 def write_model_files(folder: Path, tensors: Mapping[str, Tensor], config: str) -> None:
     """Write weights and the JSON of their config to a folder."""
-    write_weights(folder / WEIGHTS, tensors, config)
+    write_tensors(folder / WEIGHTS, tensors, {"config": config})
     write_atomically(folder / MODEL_CONFIG, f"{config}\n".encode())
 
 

@@ -45,11 +45,6 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: dict[str, s
             raise OSError(int(number[1]), os.strerror(int(number[1])), str(temporary)) from None
 
 
-def write_weights(path: Path, tensors: Mapping[str, Tensor], config: str) -> None:
-    """Write tensors and, in the header, the JSON of the config that they belong to."""
-    write_tensors(path, tensors, {"config": config})
-
-
 def read_weights(path: Path, *, containing: str = "") -> tuple[dict[str, Tensor], str | None]:
     """Return the tensors of a file with this text in their names, and the config in its header, if any."""
     with _open_weights(path) as file:
@@ -150,7 +145,6 @@ def _rename(temporary: Path, folder: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Remove a folder, or the link if it is a link to one."""
     if path.is_symlink():
         path.unlink()
     shutil.rmtree(path, ignore_errors=True)

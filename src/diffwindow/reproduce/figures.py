@@ -60,7 +60,7 @@ def draw_figure_3(plain: Path, windowed: Path, store: Path, path: Path, *, row: 
     keys = [*ours.tokenizer.tokens(source[:-1]), "</s>"]
     title = f"cross-attention of layer {maps.layer}, mean over heads"
     names = ("translation", "source")
-    save_figure(attention_figure(panels, queries=predicted, keys=keys, names=names, title=title), path)
+    save_figure(attention_figure([panels], queries=predicted, keys=keys, names=names, title=title), path)
 
 
 def _mean(maps: Any) -> NDArray[Any]:

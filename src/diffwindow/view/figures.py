@@ -43,25 +43,6 @@ class Panel:
 
 
 def attention_figure(
-    panels: Sequence[Panel],
-    *,
-    queries: Sequence[str],
-    keys: Sequence[str],
-    names: tuple[str, str] = ("query", "key"),
-    title: str = "",
-) -> Figure:
-    """Draw panels side by side: typically a window, our attention, and that of a plain model.
-
-    `names` says what the rows and the columns are.
-
-    >>> panel = Panel("window", np.eye(2))
-    >>> len(attention_figure([panel], queries=["the", "keys"], keys=["the", "keys"]).axes)
-    2
-    """
-    return attention_grid([panels], queries=queries, keys=keys, names=names, title=title)
-
-
-def attention_grid(
     rows: Sequence[Sequence[Panel]],
     *,
     queries: Sequence[str],
@@ -69,7 +50,14 @@ def attention_grid(
     names: tuple[str, str] = ("query", "key"),
     title: str = "",
 ) -> Figure:
-    """Draw rows of panels, as many in each; tokens are named at the left and below."""
+    """Draw rows of panels, as many in each: typically a window, our attention, and that of a plain model.
+
+    Tokens are named at the left and below; `names` says what the queries and the keys are.
+
+    >>> panel = Panel("window", np.eye(2))
+    >>> len(attention_figure([[panel]], queries=["the", "keys"], keys=["the", "keys"]).axes)
+    2
+    """
     require("matplotlib")
     import matplotlib
 
@@ -122,7 +110,6 @@ def _grid(
 
 
 def _wrap(text: str, inches: float) -> str:
-    """Break each line of a title so that it fits a width."""
     most = max(int(inches / LETTER), 8)
     return "\n".join(textwrap.fill(line, most) for line in text.splitlines())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from diffwindow.view.figures import Panel, attention_grid
+from diffwindow.view.figures import Panel, attention_figure
 from diffwindow.view.trace import Array, AttentionTrace, Head, LayerMaps, tokens_by_side
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def trace_figure(
         rows.append([Panel(title, values, outline) for title, values in panels])
     tokens = tokens_by_side(trace)
     title = f"{trace.title}\n" if trace.title else ""
-    return attention_grid(
+    return attention_figure(
         rows,
         queries=tokens[maps.queries],
         keys=tokens[maps.keys],
