@@ -95,12 +95,14 @@ def show_options(keywords: Any) -> Callable[[F], F]:
     return show
 
 
-def read_options(given: CallOptions | WindowOptions, keywords: Any = CallOptions) -> Options:
-    """Return the options given as keywords, with the defaults of the others."""
-    known = keywords.__annotations__
+def read_options(
+    given: CallOptions | WindowOptions, caller: Callable[..., Any], keywords: Any = CallOptions
+) -> Options:
+    """Return the options given as keywords, with the defaults of the others; `caller` is what was called."""
     for name in given:
-        if name not in known:
-            raise TypeError(f"there is no option {name!r}; {did_you_mean(name, known)}")
+        if name not in keywords.__annotations__:
+            hint = did_you_mean(name, signature(caller).parameters)
+            raise TypeError(f"there is no argument {name!r}; {hint}")
     return Options(**given)
 
 

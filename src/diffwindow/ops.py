@@ -139,7 +139,7 @@ def window_attention(
     >>> window_attention(q, k, v, boundaries, local=(q, k), is_causal=True)[0, 0, :, 0].round(decimals=4)
     tensor([1., 1., 1.])
     """
-    return attend(q, k, v, boundaries, local, read_options(options), impl)
+    return attend(q, k, v, boundaries, local, read_options(options, window_attention), impl)
 
 
 def attend(
@@ -185,7 +185,7 @@ def window_maps(
             [0.5000, 0.5000, 0.0000],
             [0.2222, 0.2963, 0.2222]])
     """
-    chosen = read_options(options)
+    chosen = read_options(options, window_maps)
     # there are no values here; the keys stand for them
     check_tensors(q, k, k, boundaries, local)
     check_options(q, k, chosen, additive=local is not None)

@@ -547,8 +547,9 @@ def test_in_torchs_decoder(window):
         ({"relative_size": 2.5}, TypeError, "relative_size=2.5 is not an integer"),
         ({"rotary": "score"}, ValueError, "rotary='score' is not one of 'scores', 'pointers', 'both'"),
         ({"rotary": "scores", "relative_size": 3}, ValueError, "relative positions are computed from"),
-        ({"segmentsize": 3}, TypeError, "there is no option 'segmentsize'; did you mean 'segment_size'?"),
-        ({"attn_mask": None}, TypeError, "there is no option 'attn_mask'"),
+        ({"segmentsize": 3}, TypeError, "there is no argument 'segmentsize'; did you mean 'segment_size'?"),
+        ({"windw": "additive"}, TypeError, "there is no argument 'windw'; did you mean 'window'?"),
+        ({"attn_mask": None}, TypeError, "there is no argument 'attn_mask'"),
         (
             {"rotary": "both", "boundary_dim": 3},
             ValueError,

@@ -103,7 +103,7 @@ class WindowAttention(StackedAttention, WindowModule):
     ) -> None:
         check_choice("window", window, WINDOWS)
         check_choice("impl", impl, ops.IMPLS)
-        chosen = read_options(options, WindowOptions)
+        chosen = read_options(options, WindowAttention, WindowOptions)
         check_window_options(chosen, additive=window == "additive")
         check_bool("gate", gate)
         check_bool("batch_first", batch_first)
