@@ -28,6 +28,7 @@ from diffwindow.data.encoding import (
 from diffwindow.data.lines import Audit, CorpusError, Row
 from diffwindow.data.recipe import Recipe
 from diffwindow.data.store import (
+    TOKENIZER,
     Found,
     Manifest,
     Split,
@@ -199,7 +200,7 @@ def estimate(recipe: Recipe, *, workers: int = 1, skip_bad: bool = False, sample
     rows: dict[str, int] = {}
     size = seconds = 0.0
     with tempfile.TemporaryDirectory() as folder:
-        tokenizer_file = Path(folder) / "tokenizer.json"
+        tokenizer_file = Path(folder) / TOKENIZER
         for split, source in recipe.splits.items():
             started = time.perf_counter()
             audit = Audit(skip_bad=skip_bad)

@@ -120,7 +120,7 @@ class Store:
         """Open a store, checking that its arrays are whole and in order and that the tokenizer is its own."""
         folder = Path(folder)
         manifest = read_manifest(folder)
-        tokenizer_file = folder / "tokenizer.json"
+        tokenizer_file = folder / TOKENIZER
         if not tokenizer_file.exists() or sha256_of(tokenizer_file) != manifest.tokenizer.sha256:
             raise ValueError(
                 f"{tokenizer_file} is not the tokenizer that {folder} was made with; put the original back, "
@@ -228,6 +228,7 @@ def _map_file(folder: Path, file: str, entry: SplitEntry, dtype: np.dtype[Any]) 
 
 FORMAT: Literal[1] = 1
 MANIFEST = "manifest.json"
+TOKENIZER = "tokenizer.json"
 # which files were verified, by size, times and inode: one that is touched is verified again
 MEMORY = ".verified.json"
 _AGAIN = "prepare the corpus again"

@@ -18,6 +18,7 @@ from diffwindow.data.store import (
     MANIFEST,
     MEMORY,
     OFFSET_DTYPE,
+    TOKENIZER,
     VALUE_DTYPE,
     Manifest,
     StoredFile,
@@ -38,7 +39,6 @@ from diffwindow.files import (
 )
 
 PROGRESS = "progress.json"
-TOKENIZER = "tokenizer.json"
 _JSON_FILES = (PROGRESS, TOKENIZER, MANIFEST, MEMORY)
 _ARRAY = re.compile(r"[^.]+\.[^.]+\.(tokens|offsets|values)")
 
