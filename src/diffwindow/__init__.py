@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         Boundaries,
         Maps,
         SoftWindow,
+        interval_attention,
         window_attention,
         window_maps,
     )
@@ -46,6 +47,7 @@ _HOMES = {
     "add_windows": "models.added_windows",
     "capture": "view.capture",
     "evaluate": "inference.model",
+    "interval_attention": "ops",
     "load": "inference.model",
     "parse_attention": "notation",
     "prepare": "data.prepare",
@@ -73,6 +75,7 @@ __all__ = [
     "add_windows",
     "capture",
     "evaluate",
+    "interval_attention",
     "load",
     "parse_attention",
     "prepare",

@@ -118,12 +118,7 @@ def check_tensors(
     named = {"q": q, "k": k, "v": v, **boundaries._asdict()}
     named |= dict(zip(("q_local", "k_local"), local or (), strict=False))
     for name, x in named.items():
-        check_floats(name, x)
-        if x.dim() != 4:
-            raise ValueError(f"{name} has shape {list(x.shape)}, not [batch, heads, length, width]")
-        if x.dtype != q.dtype:
-            raise TypeError(f"{name} is {x.dtype} and q is {q.dtype}; pass both as one type")
-        _check_device(name, x, q)
+        _check_heads(name, x, q)
         like = q if name.startswith("q") else k
         if x.shape[:2] != q.shape[:2] or x.shape[2] != like.shape[2]:
             raise ValueError(
@@ -135,6 +130,29 @@ def check_tensors(
         if named[a].shape[-1] != named[b].shape[-1]:
             widths = f"{a} has head width {named[a].shape[-1]} and {b} has {named[b].shape[-1]}"
             raise ValueError(f"{widths}; project both to one width")
+
+
+def check_interval(
+    q: Tensor, k: Tensor, v: Tensor, start: Tensor, end: Tensor, sinks: int, origin: Tensor | None
+) -> None:
+    """Raise unless the tensors of `ops.interval_attention` and its window of keys agree."""
+    check_not_traced()
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        _check_heads(name, x, q)
+    if k.shape[0] != q.shape[0] or v.shape[:3] != k.shape[:3] or k.shape[3] != q.shape[3]:
+        raise ValueError(
+            f"q {list(q.shape)}, k {list(k.shape)} and v {list(v.shape)} do not fit; "
+            "pass q [b h q e], k [b g k e] and v [b g k w]"
+        )
+    if q.shape[1] != k.shape[1] and (k.shape[1] == 0 or q.shape[1] % k.shape[1]):
+        raise ValueError(
+            f"q has {q.shape[1]} heads and k has {k.shape[1]}; those of q must be a multiple of those of k"
+        )
+    for name, x in (("start", start), ("end", end)):
+        check_positions(name, x)
+        _check_broadcast(name, x, q, "[b, h, q]", list(q.shape[:3]))
+    check_count("sinks", sinks)
+    check_origin(origin, q, "origin")
 
 
 def window_threshold(tolerance: float, dtype: torch.dtype, *, normalize: bool) -> float:
@@ -152,12 +170,13 @@ def check_options(q: Tensor, k: Tensor, options: Options, *, additive: bool) -> 
     check_window_options(options, additive=additive)
     check_scale(options.scale)
     check_dropout("dropout_p", options.dropout_p)
+    full = [*q.shape[:3], k.shape[2]]
     if options.attn_mask is not None:
         check_mask("attn_mask", options.attn_mask)
-        _check_broadcast("attn_mask", options.attn_mask, q, k)
+        _check_broadcast("attn_mask", options.attn_mask, q, "[b, h, q, k]", full)
     if options.attn_bias is not None:
         check_floats("attn_bias", options.attn_bias)
-        _check_broadcast("attn_bias", options.attn_bias, q, k)
+        _check_broadcast("attn_bias", options.attn_bias, q, "[b, h, q, k]", full)
     check_origin(options.segment_origin, q)
 
 
@@ -331,21 +350,30 @@ def _check_device(name: str, x: Tensor, q: Tensor) -> None:
         raise ValueError(f"{name} is on {x.device} and q is on {q.device}; move them to one device")
 
 
-def _check_broadcast(name: str, x: Tensor, q: Tensor, k: Tensor) -> None:
+def _check_heads(name: str, x: Any, q: Tensor) -> None:
+    """Raise unless `x` is `[batch, heads, length, width]`, of the type and on the device of `q`."""
+    check_floats(name, x)
+    if x.dim() != 4:
+        raise ValueError(f"{name} has shape {list(x.shape)}, not [batch, heads, length, width]")
+    if x.dtype != q.dtype:
+        raise TypeError(f"{name} is {x.dtype} and q is {q.dtype}; pass both as one type")
     _check_device(name, x, q)
-    full = [*q.shape[:3], k.shape[2]]
+
+
+def _check_broadcast(name: str, x: Tensor, q: Tensor, dimensions: str, full: list[int]) -> None:
+    _check_device(name, x, q)
     shape = list(x.shape)
-    if len(shape) > 4 or any(m != 1 and m != n for m, n in zip(shape[::-1], full[::-1], strict=False)):
-        raise ValueError(f"{name} has shape {shape}, which does not broadcast to [b, h, q, k] = {full}")
+    if len(shape) > len(full) or any(
+        m != 1 and m != n for m, n in zip(shape[::-1], full[::-1], strict=False)
+    ):
+        raise ValueError(f"{name} has shape {shape}, which does not broadcast to {dimensions} = {full}")
 
 
-def check_origin(segment_origin: Tensor | None, q: Tensor) -> None:
+def check_origin(origin: Tensor | None, q: Tensor, name: str = "segment_origin") -> None:
     """Raise unless the origin is one integer per sequence, on the device of `q`."""
-    if segment_origin is None:
+    if origin is None:
         return
-    check_positions("segment_origin", segment_origin)
-    if segment_origin.dim() != 1 or segment_origin.shape[0] != q.shape[0]:
-        raise ValueError(
-            f"segment_origin has shape {list(segment_origin.shape)}, not [batch] = [{q.shape[0]}]"
-        )
-    _check_device("segment_origin", segment_origin, q)
+    check_positions(name, origin)
+    if origin.dim() != 1 or origin.shape[0] != q.shape[0]:
+        raise ValueError(f"{name} has shape {list(origin.shape)}, not [batch] = [{q.shape[0]}]")
+    _check_device(name, origin, q)

@@ -60,10 +60,32 @@ def discrete_window(left: int | Int[Tensor, "..."], right: int | Int[Tensor, "..
     for name, bound in (("left", left), ("right", right)):
         check = check_positions if isinstance(bound, Tensor) else check_whole
         check(name, bound)
-    left, right = torch.as_tensor(left), torch.as_tensor(right)
-    position = torch.arange(num_keys, device=left.device)
-    inside = (left[..., None] <= position) & (position <= right[..., None])
+    inside = interval_mask(torch.as_tensor(left), torch.as_tensor(right), num_keys)
     return inside.to(torch.get_default_dtype())
+
+
+def interval_mask(
+    start: Int[Tensor, "..."],
+    end: Int[Tensor, "..."],
+    num_keys: int,
+    *,
+    sinks: int = 0,
+    origin: Int[Tensor, " b"] | None = None,
+) -> Bool[Tensor, "... k"]:
+    """Mark the keys from `start` to `end`, both included, and the first `sinks` keys from `origin` on.
+
+    `start` and `end` broadcast to `[b h q]`; `origin` is 0 by default, and so is what lies before key 0.
+
+    >>> interval_mask(torch.tensor([3, 4]), torch.tensor([4, 3]), 6, sinks=1).int()
+    tensor([[1, 0, 0, 1, 1, 0],
+            [1, 0, 0, 0, 0, 0]], dtype=torch.int32)
+    """
+    position = torch.arange(num_keys, device=start.device)
+    inside = (start[..., None] <= position) & (position <= end[..., None])
+    if sinks == 0:
+        return inside
+    first = 0 if origin is None else origin.long().clamp(0, num_keys).view(-1, 1, 1, 1)
+    return inside | ((first <= position) & (position < first + min(sinks, num_keys)))
 
 
 def segment_bounds(
@@ -296,6 +318,32 @@ def attend(
     v = zero_unseen_keys(v, mask)
     with _no_autocast(v):
         return (weights @ v.to(weights.dtype)).to(v.dtype)
+
+
+def interval_attention(
+    q: Float[Tensor, "b h q e"],
+    k: Float[Tensor, "b g k e"],
+    v: Float[Tensor, "b g k w"],
+    inside: Bool[Tensor, "..."],
+    *,
+    bias: Float[Tensor, "..."] | None = None,
+    scale: float | None = None,
+    dropout_p: float = 0.0,
+    seed: Int[Tensor, ""] | None = None,
+) -> Float[Tensor, "b h q w"]:
+    """Attend to the keys that are inside alone: softmax(scale · q kᵀ) v over them, zeros without any.
+
+    Each head of `k` and `v` serves h/g neighbouring heads of `q`.
+    """
+    k, v = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
+    score = scores(q, k, scale, mask=inside)
+    weights = masked_softmax(score if bias is None else score + bias, inside)
+    return attend(_dropout(weights, dropout_p, seed), v, mask=inside)
+
+
+def repeat_heads(x: Float[Tensor, "b g k e"], num_heads: int) -> Float[Tensor, "b h k e"]:
+    """Repeat each head of grouped keys or values for the query heads that share it."""
+    return x if x.shape[1] == num_heads else x.repeat_interleave(num_heads // x.shape[1], 1)
 
 
 def zero_unseen_keys(

@@ -7,7 +7,7 @@ kernel can build it block by block and nothing of size queries × keys need exis
 from typing import Literal, NamedTuple, Unpack, get_args
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch._C._functorch import peek_interpreter_stack
 from torch.autograd import forward_ad
@@ -17,6 +17,7 @@ from diffwindow.checks import (
     Boundaries,
     CallOptions,
     Options,
+    check_interval,
     check_options,
     check_tensors,
     read_options,
@@ -36,6 +37,7 @@ __all__ = [
     "Options",
     "SoftWindow",
     "choose_impl",
+    "interval_attention",
     "support_report",
     "visible_mask",
     "window_attention",
@@ -192,9 +194,62 @@ def window_maps(
     return _maps(q, k, boundaries, local, chosen)
 
 
+def interval_attention(
+    q: Float[Tensor, "b h q e"],
+    k: Float[Tensor, "b g k e"],
+    v: Float[Tensor, "b g k w"],
+    start: Int[Tensor, "..."],
+    end: Int[Tensor, "..."],
+    *,
+    sinks: int = 0,
+    origin: Int[Tensor, " b"] | None = None,
+    attn_mask: Bool[Tensor, "..."] | None = None,
+    attn_bias: Float[Tensor, "..."] | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    dropout_p: float = 0.0,
+    impl: Impl = "auto",
+) -> Float[Tensor, "b h q w"]:
+    """Attend within a hard window of each query and head: softmax(scale · q kᵀ) v over the keys inside.
+
+    Inside are the keys from `start` to `end` and the first `sinks` keys. It is also a multiplicative window
+    with normalize=True whose M is 0 or 1. A query that sees no key gives zeros, and zero gradients.
+
+    Args:
+        q: The queries, `[b h q e]`: batch, heads, queries, head width.
+        k: The keys, `[b g k e]`; h is a multiple of g, and h/g neighbouring heads of `q` share a head of `k`.
+        v: The values, `[b g k w]`; their width may differ from that of the keys.
+        start: The first key inside, integers that broadcast to `[b h q]`; below 0 is 0.
+        end: The last key inside, likewise; past the last key is the last key, before `start` is no key.
+        sinks: How many first keys are inside of every window, whatever its `start`.
+        origin: Integers `[b]`, the key from which sinks count: the first real key of a left-padded row; 0 by
+            default.
+        attn_mask: Booleans that broadcast to `[b h q k]`, True where a query may look.
+        attn_bias: Floats that broadcast to `[b h q k]` and are added to the scores; -inf hides a key.
+        is_causal: Let query i look at keys 0…i only, sinks among them, however many keys there are, as
+            `window_attention` does; an `attn_mask` applies too.
+        scale: The factor of the scores; 1/√width by default.
+        dropout_p: The share of weights to drop.
+        impl: "reference" (plain PyTorch) or "auto", which chooses.
+
+    >>> q, k = torch.ones(1, 2, 1, 4), torch.ones(1, 1, 6, 4)
+    >>> v = torch.arange(6.0).view(1, 1, 6, 1)
+    >>> interval_attention(q, k, v, torch.tensor([[3], [5]]), torch.tensor([[4], [9]]), sinks=1).flatten()
+    tensor([2.3333, 2.5000])
+    """
+    options = Options(attn_mask, attn_bias, is_causal, scale=scale, dropout_p=dropout_p)
+    check_interval(q, k, v, start, end, sinks, origin)
+    check_options(q, k, options, additive=False)
+    check_choice("impl", impl, ("auto", "reference"))
+    inside = functional.interval_mask(start, end, k.shape[2], sinks=sinks, origin=origin)
+    if (visible := _visible(q, k, options)) is not None:
+        inside = inside & visible
+    return functional.interval_attention(q, k, v, inside, bias=attn_bias, scale=scale, dropout_p=dropout_p)
+
+
 def visible_mask(
     q: Float[Tensor, "b h q e"],
-    k: Float[Tensor, "b h k e"],
+    k: Float[Tensor, "b g k e"],
     *,
     attn_mask: Bool[Tensor, "..."] | None = None,
     attn_bias: Float[Tensor, "..."] | None = None,
