@@ -135,10 +135,14 @@ def test_lm1b_shards(tmp_path):
 
 
 def test_linzen_corpus(tmp_path):
-    header = "sentence\tverb_pos\tverb_index\tn_diff_intervening\tdistance\n"
-    lines = [f"the key number {i} is here\tVBZ\t5\t0\t3\n" for i in range(3_000)]
+    header = "sentence\tverb_pos\tverb_index\tn_intervening\tn_diff_intervening\tdistance\n"
+    # every other row has a noun of the subject's own number
+    lines = [f"the key number {i} is here\tVBZ\t5\t{i % 2}\t0\t3\n" for i in range(3_000)]
     (tmp_path / "agr_50_mostcommon_10K.tsv").write_text(header + "".join(lines))
     store = prepare(recipe_of("sva-linzen", tmp_path), tmp_path / "store")
     sizes = {name: len(split) for name, split in store.splits.items()}
-    assert sum(sizes.values()) == 3_000
+    assert sizes["train"] + sizes["valid"] + sizes["test"] == 3_000
     assert sizes["test"] == pytest.approx(2_700, rel=0.03)
+    texts = [store.tokenizer.decode(row["text"]) for row in store.split("test")]
+    even = [text for text in texts if text.split()[3] == "<unk>" or int(text.split()[3]) % 2 == 0]
+    assert 0 < sizes["differ"] <= len(even)

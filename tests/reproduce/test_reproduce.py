@@ -189,6 +189,7 @@ def test_further_test_sets_have_sections_of_their_own(tmp_path):
     nll, words = outcomes["lm-valid"]["Global/1"].sum(0)
     assert further["rows"][0]["by_seed"]["1"] == pytest.approx(float(np.exp(nll / words)), rel=1e-6)
     assert "## language modelling, valid: perplexity by word" in markdown(found)
+    assert "; the same models on the validation set; " in markdown(found)
 
 
 def test_a_run_goes_on_where_it_was_cut(tmp_path, monkeypatch):

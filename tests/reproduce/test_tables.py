@@ -27,11 +27,11 @@ def test_rows_of_a_table_have_different_names():
         assert table.rows[0].attention == "Global", table.name
 
 
-@pytest.mark.parametrize("name", [f"table{number}" for number in range(1, 7)])
+@pytest.mark.parametrize("name", [*(f"table{number}" for number in range(1, 7)), "table5-t2t"])
 def test_every_cell_of_the_paper_has_its_figure(name):
     table = table_of(name)
     columns = {column.name for column in table.columns} - {SVA_SUBSET.name}
-    assert all(set(row.paper) == columns for row in table.rows)
+    assert all(columns <= set(row.paper) for row in table.rows)
 
 
 @pytest.mark.parametrize("scale", SCALES.values(), ids=SCALES)
@@ -39,15 +39,17 @@ def test_columns_exist_at_every_scale(scale):
     columns = {column.name for table in TABLES.values() for column in table.columns}
     # generated sentences and long blocks are not the paper's; the whole corpus of agreement is nothing small
     only_mini = {name for name in columns if name.startswith(("agreement", "lm-long"))}
-    missing = {"paper": only_mini, "trained": columns - {"en-de"}, "mini": {"sva"}, "smoke": set()}
+    only_paper = {"sva", *(column.name for column in table_of("table5-t2t").columns)}
+    missing = {"paper": only_mini, "trained": columns - {"en-de"}, "mini": only_paper, "smoke": set()}
     assert columns - scale.experiments.keys() == missing[scale.name]
 
 
 def test_what_settings_are_chosen_by_is_the_validation_set():
     choosing = ("tuning", "rotary")
     assert {column.split for name in choosing for column in table_of(name).columns} == {"valid"}
-    others = [table for table in TABLES.values() if table.name not in choosing]
-    assert {column.split for table in others for column in table.columns} == {"test"}
+    others = [column for table in TABLES.values() if table.name not in choosing for column in table.columns]
+    # GLUE's test set has no labels
+    assert {column.split for column in others if column.name != "sst-glue"} == {"test"}
 
 
 def test_the_models_of_table_1_have_the_counted_parameters():

@@ -237,7 +237,7 @@ def _imdb() -> Corpus:
 
 
 _SVA = {"train": {"max_updates": 10_000, "valid_every": 500}}
-_LINZEN = "agr_50_mostcommon_10K.tsv"
+_LINZEN = ("sva/agr_50_mostcommon_10K.tsv", "agr_50_mostcommon_10K.tsv")
 _SUBSET = "linzen_subset_all.tsv"
 _SMALL_LM = {"embed_dim": 256, "ffn_dim": 1024, "num_heads": 4, "num_layers": 4, "dropout": 0.3}
 
@@ -338,13 +338,11 @@ _ALL = (
         licence="MIT (code)",
         origin="https://github.com/TalLinzen/rnn_agreement",
         # the shares of Linzen et al.: 9 % training, 1 % validation, 90 % test
-        splits=_divide(
-            readers.linzen,
-            (f"sva/{_LINZEN}", _LINZEN),
-            train=range(90),
-            valid=range(90, 100),
-            test=range(100, 1000),
-        ),
+        splits={
+            **_divide(readers.linzen, _LINZEN, train=range(90), valid=range(90, 100), test=range(100, 1000)),
+            # the test set of tensor2tensor
+            **_divide(partial(readers.linzen, all_differ=True), _LINZEN, differ=range(100, 1000)),
+        },
         labels=("singular", "plural"),
         preset=_SVA,
     ),

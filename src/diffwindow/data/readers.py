@@ -382,14 +382,20 @@ def sst_trees(path: Path, audit: Audit, *, labels: SentimentLabels, phrases: boo
                 yield {"text": phrase, "label": classes[label]}
 
 
-def linzen(path: Path, audit: Audit) -> Iterator[Row]:
+def linzen(path: Path, audit: Audit, *, all_differ: bool = False) -> Iterator[Row]:
     """Yield the rows of Linzen's agreement corpus (agr_50_mostcommon_10K.tsv): the words before a verb.
 
     A row is {text, label, attractors, distance}: label 0 is singular (VBZ), 1 plural (VBP); attractors are
-    the nouns of the other number between subject and verb.
+    the nouns of the other number between subject and verb. With `all_differ`, rows are left out whose
+    intervening nouns are not all attractors.
     """
-    wanted = ("sentence", "verb_pos", "verb_index", "n_diff_intervening", "distance")
-    for number, (sentence, tag, verb, attractors, distance) in headed_rows(path, audit, wanted=wanted):
+    wanted = ("sentence", "verb_pos", "verb_index", "n_intervening", "n_diff_intervening", "distance")
+    wanted = wanted if all_differ else tuple(name for name in wanted if name != "n_intervening")
+    for number, (sentence, tag, verb, *nouns, attractors, distance) in headed_rows(
+        path, audit, wanted=wanted
+    ):
+        if all_differ and nouns != [attractors]:
+            continue
         words = sentence.split(" ")
         # the verb's index counts from 1
         if verb.isdigit() and 1 < int(verb) <= len(words):

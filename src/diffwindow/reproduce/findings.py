@@ -92,6 +92,7 @@ def _column(table: Table, column: Column, finished: Sequence[FinishedJob]) -> Fi
         "title": column.title,
         "metric": column.metric,
         "split": column.split,
+        "further": column not in table.columns,
         "model": _evaluated_model(resolve(experiment.preset, experiment.overrides).train),
         "corpus": experiment.store_name,
         "settings": [experiment.preset, *experiment.overrides],

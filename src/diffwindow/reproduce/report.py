@@ -21,7 +21,7 @@ PICTURES: dict[str, tuple[str, Callable[[Finding, Path], bool]]] = {
 }
 # with more columns than this, a first table shows all of them
 MANY = 3
-EVALUATED = {"test": "test set", "valid": "validation set, the test set not read"}
+SETS = {"test": "test set", "valid": "validation set"}
 
 
 def write_report(
@@ -70,10 +70,9 @@ def _column(column: Finding, scale: str) -> list[str]:
     tested = column["split"] != "valid"
     enough = any(row["gain"] and row["gain"]["reach"] is not None for row in column["rows"])
     lines = [_cells(row, scale, published=published, tested=tested, enough=enough) for row in column["rows"]]
-    evaluated = EVALUATED.get(column["split"], f"the same models on the test set `{column['split']}`")
     texts = [
         f"## {column['title']}: {metric.title}, {'more' if metric.more_is_better else 'less'} is better",
-        f"Corpus `{column['corpus']}`; {evaluated}; {column['model']}; gains are over "
+        f"Corpus `{column['corpus']}`; {_evaluated(column)}; {column['model']}; gains are over "
         f"{column['base']}, means of the differences by seed, over the seeds that both have; a gain above 0 "
         f"is better. {_about_intervals(column)}",
         f"Settings: `{' '.join(column['settings'])}`",
@@ -90,6 +89,14 @@ def _column(column: Finding, scale: str) -> list[str]:
     if any(row.get("outside") for row in column["rows"]):
         texts.append(_outside(column))
     return texts
+
+
+def _evaluated(column: Finding) -> str:
+    """Name the examples of a column."""
+    name = SETS.get(column["split"], f"test set `{column['split']}`")
+    if column["further"]:
+        return f"the same models on the {name}"
+    return f"{name}, the test set not read" if column["split"] == "valid" else name
 
 
 def _about_intervals(column: Finding) -> str:
