@@ -2,6 +2,7 @@
 
 import math
 import struct
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,12 +26,15 @@ def is_observed() -> bool:
 
 # Floats that backward needs of each row, besides the output.
 _STATISTICS = 6
-# The C++ `Problem` of csrc/problem.h, eight bytes per field: flags and sizes (12q), seed, dropout and
-# threshold (Q2d), mask and bias with four strides each (5q 5q), the segment origin (q), four pairs
-# of queries and keys with width and scale (8qqd), values and output (8q), the rows to keep
-# (2q), then ten tensors for backward.
+# The C++ `Attention` of csrc/problem.h, eight bytes per field: flags and sizes (8q), seed and dropout (Qd),
+# mask and bias with four strides each (5q 5q), values and output (8q), the rows to keep (2q).
+ATTENTION = "=8q Qd 5q 5q 8q 2q"
+# A pair of queries and keys with width and scale.
+PAIR = "8qqd"
+# `Problem` adds flags and the segment size (4q), the threshold (d), the segment origin (q), four pairs, then
+# ten tensors for backward.
 _BACKWARD_FIELDS = 4 * 10
-_LAYOUT = struct.Struct("=12q Q2d 5q 5q q" + "8qqd" * 4 + "8q 2q" + f"{_BACKWARD_FIELDS}q")
+_LAYOUT = struct.Struct(ATTENTION + "4q d q" + PAIR * 4 + f"{_BACKWARD_FIELDS}q")
 
 
 def why_not() -> str | None:
@@ -50,43 +54,56 @@ def row_width(call: Call) -> int | torch.SymInt:
 
 def forward(call: Call, out: Tensor, rows: Tensor) -> None:
     """Fill `out` and `rows`."""
-    _run("dw_forward", [*_problem(call, out, rows), *[0] * _BACKWARD_FIELDS])
+    run("dw_forward", _LAYOUT, [*_problem(call, out, rows), *[0] * _BACKWARD_FIELDS])
 
 
 def backward(call: Call, grad: Tensor, out: Tensor, rows: Tensor, grads: list[Tensor]) -> None:
     """Fill `grads`."""
     by_name = dict(zip(call.differentiable, grads, strict=True))
-    fields = [*_problem(call, out, rows), *_strided(grad)]
+    fields = [*_problem(call, out, rows), *strided(grad)]
     for name in ("q", "q_left", "q_right", "q_local", "k", "k_left", "k_right", "k_local", "v"):
-        fields += _strided(by_name.get(name))
-    _run("dw_backward", fields)
+        fields += strided(by_name.get(name))
+    run("dw_backward", _LAYOUT, fields)
 
 
-def _strided(x: Tensor | None) -> list[int]:
+def strided(x: Tensor | None) -> list[int]:
+    """List the address and the strides of a tensor, all 0 without one; the last stride is 1."""
     return [0, 0, 0, 0] if x is None else [x.data_ptr(), *x.stride()[:3]]
+
+
+def attention_fields(call: Any, out: Tensor, rows: Tensor) -> list[int | float]:
+    """List the fields of the C++ `Attention` in order; `call` is one of any operator."""
+    q = call.q
+    fields: list[int | float] = [
+        q.dtype == torch.bfloat16, call.is_causal, *q.shape[:3], call.k.shape[2], call.v.shape[-1],
+        torch.get_num_threads(), 0 if call.seed is None else int(call.seed.item()), call.dropout_p,
+    ]  # fmt: skip
+    for full in (call.attn_mask, call.attn_bias):
+        fields += [0] * 5 if full is None else [full.data_ptr(), *full.stride()]
+    return [*fields, *strided(call.v), *strided(out), rows.data_ptr(), rows.shape[-1]]
+
+
+def pair_fields(q: Tensor | None, k: Tensor | None, scale: float | None) -> list[int | float]:
+    """List the fields of a C++ `Pair`; without a scale it is 1/√width."""
+    width = 0 if q is None else q.shape[-1]
+    return [*strided(q), *strided(k), width, 1 / math.sqrt(max(width, 1)) if scale is None else scale]
 
 
 def _problem(call: Call, out: Tensor, rows: Tensor) -> list[int | float]:
     """List the fields of the C++ `Problem` in order, up to those of backward."""
-    q, origin = call.q, call.segment_origin
-    fields: list[int | float] = [
-        q.dtype == torch.bfloat16, call.q_local is not None, call.is_causal, call.exact, call.normalize,
-        call.segment_size, q.shape[0], q.shape[1], q.shape[2], call.k.shape[2], call.v.shape[-1],
-        torch.get_num_threads(), 0 if call.seed is None else int(call.seed.item()), call.dropout_p,
-        call.threshold,
+    origin = call.segment_origin
+    fields = [
+        *attention_fields(call, out, rows), call.q_local is not None, call.exact, call.normalize,
+        call.segment_size, call.threshold, 0 if origin is None else origin.data_ptr(),
     ]  # fmt: skip
-    for full in (call.attn_mask, call.attn_bias):
-        fields += [0] * 5 if full is None else [full.data_ptr(), *full.stride()]
-    fields.append(0 if origin is None else origin.data_ptr())
     queries = (call.q, call.q_left, call.q_right, call.q_local)
     keys = (call.k, call.k_left, call.k_right, call.k_local)
     for query, key in zip(queries, keys, strict=True):
-        width = 0 if query is None else query.shape[-1]
-        fields += [*_strided(query), *_strided(key), width]
-        fields.append(1 / math.sqrt(max(width, 1)) if call.scale is None else call.scale)
-    return [*fields, *_strided(call.v), *_strided(out), rows.data_ptr(), rows.shape[-1]]
+        fields += pair_fields(query, key, call.scale)
+    return fields
 
 
-def _run(name: str, fields: list[int | float]) -> None:
-    if getattr(build.load(), name)(_LAYOUT.pack(*fields)):
-        raise MemoryError(f"{name}: no memory for the working rows of {fields[9]} keys")
+def run(name: str, layout: struct.Struct, fields: list[int | float]) -> None:
+    """Call a kernel of the library by name with its packed fields."""
+    if getattr(build.load(), name)(layout.pack(*fields)):
+        raise MemoryError(f"{name}: no memory for the working rows of {fields[5]} keys")

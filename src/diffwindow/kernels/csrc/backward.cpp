@@ -8,6 +8,7 @@
 #include "dropout.h"
 #include "parallel.h"
 #include "reach.h"
+#include "softmax.h"
 
 namespace dw {
 namespace {
@@ -21,9 +22,6 @@ struct Panel {  // the state of a panel between tiles
   alignas(64) float scan[kSides][kPanel];     // Σ (dG − dF) up to the tile
   alignas(64) float total[kSides][kPanel];    // Σ φ dφ, short of a constant that cancels
 };
-
-// The columns of rows that `scatter_tile` multiplies by: panels, or half of one.
-int64_t padded(int64_t width) { return width <= Narrow::lanes ? Narrow::lanes : round_up(width, kPanel); }
 
 struct Gradients {  // sums for a head's keys and values, fp32, rows zero-padded to `padded` columns
   float* keys[kMaxPairs] = {};
@@ -256,20 +254,6 @@ void differentiate(const Problem& p, const Grid& grid, int64_t begin, int64_t en
     store(panel.total[0] + lane, total_left);
     store(panel.total[1] + lane, total_right);
   }
-}
-
-// dot += Σ a b over the rows of two panels: the very chain of fused multiply-adds by which `gemm` takes dO · V, so that
-// where the two should cancel they do. It is spelled out because compilers tune such a chain into separate steps.
-void add_products(int64_t rows, const float* a, const float* b, float* dot) {
-  for (int64_t i = 0; i < rows; ++i)
-    for (int64_t lane = 0; lane < kPanel; ++lane) {
-      const float x = a[i * kPanel + lane], y = b[i * kPanel + lane];
-#if defined(FP_FAST_FMAF) || defined(__FP_FAST_FMAF)
-      dot[lane] = __builtin_fmaf(x, y, dot[lane]);
-#else
-      dot[lane] += x * y;
-#endif
-    }
 }
 
 // The softmax's gradient, φ (dφ − Σ φ dφ): `common` has all of it that keys of the tile share, and `slope` is φ times the rest,

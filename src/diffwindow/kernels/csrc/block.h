@@ -20,20 +20,31 @@ struct Sight {
   }
 };
 
-// The keys that any query of a head may see.
-struct Head {
+// What hides keys from the queries of a head; null if there is none.
+struct HeadMask {
   int64_t b, h;
-  int64_t keys;         // those after the last visible one do not exist
-  int64_t first_masked;  // the mask is to be read from this key on
   const uint8_t* mask = nullptr;
   const float* bias = nullptr;
+
+  HeadMask(const Attention& p, int64_t b, int64_t h) : b(b), h(h) {
+    if (p.mask.data) mask = p.mask.data + b * p.mask.batch + h * p.mask.head;
+    if (p.bias.data) bias = p.bias.data + b * p.bias.batch + h * p.bias.head;
+  }
+  Sight sight(const Attention& p, int64_t query) const {
+    return {mask ? mask + query * p.mask.query : nullptr, bias ? bias + query * p.bias.query : nullptr, p.mask.key,
+            p.bias.key};
+  }
+};
+
+// The keys that any query of a head may see.
+struct Head : HeadMask {
+  int64_t keys;         // those after the last visible one do not exist
+  int64_t first_masked;  // the mask is to be read from this key on
   std::vector<uint8_t> seen;    // by any query, where something is hidden
   std::vector<int64_t> unseen;  // keys before the last visible one that no query sees
 
-  Head(const Problem& p, int64_t b, int64_t h) : b(b), h(h), keys(p.keys), first_masked(p.keys) {
+  Head(const Attention& p, int64_t b, int64_t h) : HeadMask(p, b, h), keys(p.keys), first_masked(p.keys) {
     if (!p.hides()) return;
-    if (p.mask.data) mask = p.mask.data + b * p.mask.batch + h * p.mask.head;
-    if (p.bias.data) bias = p.bias.data + b * p.bias.batch + h * p.bias.head;
     const bool one_row = (!mask || p.mask.query == 0) && (!bias || p.bias.query == 0);
     seen.assign(keys, 0);
     // From the last query on, which sees everything in many masks.
@@ -50,14 +61,10 @@ struct Head {
     // One row for all queries, as padding is: read the mask only where something is hidden.
     first_masked = !one_row ? 0 : unseen.empty() ? keys : unseen[0];
   }
-  Sight sight(const Problem& p, int64_t query) const {
-    return {mask ? mask + query * p.mask.query : nullptr, bias ? bias + query * p.bias.query : nullptr, p.mask.key,
-            p.bias.key};
-  }
 };
 
 // A head's keys or values. Rows that no query sees are zeros, or finite: they are multiplied by weights of 0.
-inline Matrix head_matrix(const Problem& p, const Head& head, const Tensor& t, int64_t width, bool in_place,
+inline Matrix head_matrix(const Attention& p, const Head& head, const Tensor& t, int64_t width, bool in_place,
                           float* copy) {
   const auto finite = [&](int64_t key) {
     const float* row = row_of<float>(t, head.b, head.h, key);
@@ -71,7 +78,7 @@ inline Matrix head_matrix(const Problem& p, const Head& head, const Tensor& t, i
 }
 
 // Memory for the copy that `head_matrix` may make.
-inline float* take_copy(Arena& arena, const Problem& p, int64_t width, bool in_place) {
+inline float* take_copy(Arena& arena, const Attention& p, int64_t width, bool in_place) {
   return in_place && !p.hides() ? nullptr : arena.floats(p.keys * width);
 }
 
@@ -81,12 +88,15 @@ struct Block {
   int64_t limit[kMaxPanels];  // those that a panel may see
   int64_t first_masked[kMaxPanels];
 
-  Block(const Problem& p, const Head& head, int64_t query, int64_t rows)
+  Block(const Attention& p, const Head& head, int64_t query, int64_t rows)
+      : Block(p, head.keys, head.first_masked, query, rows) {}
+  // Queries that may see the first `seen` keys; some are hidden from key `masked` on.
+  Block(const Attention& p, int64_t seen, int64_t masked, int64_t query, int64_t rows)
       : query(query), rows(rows), panels(ceil_div(rows, kPanel)) {
     for (int64_t i = 0; i < panels; ++i) {
       const int64_t first = query + i * kPanel;
-      limit[i] = p.is_causal ? std::min(head.keys, std::min(first + kPanel, query + rows)) : head.keys;
-      first_masked[i] = std::min(p.is_causal ? std::min(first, head.first_masked) : head.first_masked, limit[i]);
+      limit[i] = p.is_causal ? std::min(seen, std::min(first + kPanel, query + rows)) : seen;
+      first_masked[i] = std::min(p.is_causal ? std::min(first, masked) : masked, limit[i]);
     }
     keys = limit[panels - 1];
   }
@@ -97,7 +107,7 @@ struct Block {
 };
 
 // visible[panel][key][16], -1 or 0, filled where the panel's mask is to be read.
-inline void read_mask(const Problem& p, const Head& head, const Block& block, int8_t* visible) {
+inline void read_mask(const Attention& p, const Head& head, const Block& block, int8_t* visible) {
   for (int64_t panel = 0; panel < block.panels; ++panel) {
     int8_t* out = visible + panel * p.keys * kPanel;
     for (int64_t lane = 0; lane < kPanel; ++lane) {
@@ -112,7 +122,7 @@ inline void read_mask(const Problem& p, const Head& head, const Block& block, in
 }
 
 // Hide what a panel's mask hides of keys [first, end); `x` starts at key `origin`.
-inline void hide(const Problem& p, const Block& block, int64_t panel, const int8_t* visible, int64_t first,
+inline void hide(const Attention& p, const Block& block, int64_t panel, const int8_t* visible, int64_t first,
                  int64_t end, int64_t origin, float* x) {
   first = std::max(first, block.first_masked[panel]);
   if (first >= end) return;
@@ -127,7 +137,7 @@ inline void hide(const Problem& p, const Block& block, int64_t panel, const int8
 }
 
 // Add a panel's bias of keys [first, end) to scores that start at key `first`; `panel` is memory for as many.
-inline void add_bias(const Problem& p, const Head& head, const Block& block, int64_t i, int64_t first, int64_t end,
+inline void add_bias(const Attention& p, const HeadMask& head, const Block& block, int64_t i, int64_t first, int64_t end,
                      float* panel, float* x) {
   if (!head.bias) return;
   const int64_t query = block.query + i * kPanel, rows = block.rows_of(i), keys = end - first;

@@ -23,11 +23,11 @@ struct Dropout {
   float scale;
   alignas(64) uint32_t low[kPanel], high[kPanel];
 
-  explicit Dropout(const Problem& p) : active(p.dropout > 0) {
+  explicit Dropout(const Attention& p) : active(p.dropout > 0) {
     threshold = uint32_t(std::min(p.dropout * 4294967296.0, 4294967295.0));
     scale = p.dropout < 1 ? float(1 / (1 - p.dropout)) : 0.f;
   }
-  void seed_panel(const Problem& p, int64_t b, int64_t h, int64_t query) {
+  void seed_panel(const Attention& p, int64_t b, int64_t h, int64_t query) {
     for (int64_t lane = 0; active && lane < kPanel; ++lane) {
       const uint64_t row = uint64_t((b * p.heads + h) * p.queries + query + lane);
       const uint64_t bits = splitmix(p.seed ^ splitmix(row));

@@ -5,21 +5,10 @@
 #include "dropout.h"
 #include "parallel.h"
 #include "reach.h"
+#include "softmax.h"
 
 namespace dw {
 namespace {
-
-constexpr float kLowest = -__FLT_MAX__;  // stands for "nothing seen yet": finite, so that differences are
-
-struct Running {  // softmax statistics of sixteen rows
-  alignas(64) float max[kPanel], sum[kPanel];
-  void reset() {
-    std::fill(max, max + kPanel, kLowest);
-    std::fill(sum, sum + kPanel, 0.f);
-  }
-  // What the sums are to be multiplied by. A row that sees nothing has none, and NaN must stay NaN.
-  float inverse(int64_t lane) const { return sum[lane] == 0 ? 0.f : 1.f / sum[lane]; }
-};
 
 struct Panel {  // the state of a panel between tiles
   Running score, pointer[2];
@@ -93,10 +82,6 @@ void point(float* x, int64_t keys, Running& run, float* tile_max, float* tile_su
   }
 }
 
-struct Tile {
-  int64_t first, last, index;
-};
-
 // What a tile's pointers are to be multiplied by: e^(their maximum − the row's) over the row's sum.
 DW_INLINE vec pointer_factor(const TilePointers& tile, const Running& run, int side, int64_t lane) {
   const vec sum = load(run.sum + lane);
@@ -149,57 +134,6 @@ void build_window(const Problem& p, const Grid& grid, Tile tile, int64_t end, Pa
     store(panel.before[0] + lane, left_before + left_here);
     store(panel.before[1] + lane, right_before + right_here);
   }
-}
-
-// How a tile's scores become weights: softmax(s); softmax(s) ⊙ M; the same over its sum; or not at all, where M is 0 but
-// the sum of the softmax needs every score.
-enum Weights { kSoftmax, kWindowed, kDivided, kSumOnly };
-
-// Turn a tile's scores into weights over the running maximum (Eq. 13, 17); earlier output must be multiplied by `rescale`.
-// Normalised, keys with M = 0 do not count: the maximum is that of the others, which they may exceed.
-template <Weights kind>
-void weigh(Tile tile, int64_t end, const Dropout& dropout, Running& run, float* score, const float* window, float* rescale) {
-  const int64_t keys = end - tile.first;
-  for (int64_t lane = 0; lane < kPanel; lane += kLanes) {
-    const vec before = load(run.max + lane);
-    vec top = before;
-    for (int64_t k = 0; k < keys; ++k) {
-      const int64_t at = k * kPanel + lane;
-      const vec x = load(score + at);
-      if constexpr (kind == kDivided)
-        top = load(window + at) == 0 ? top : larger(top, x);
-      else
-        top = larger(top, x);
-    }
-    vec sum{};
-    for (int64_t k = 0; k < keys; ++k) {
-      const int64_t at = k * kPanel + lane;
-      vec weight = exp(load(score + at) - top);
-      if constexpr (kind == kDivided) {
-        const vec m = load(window + at);
-        weight = m == 0 ? vec{} : weight * m;
-      }
-      sum += weight;
-      if constexpr (kind != kSumOnly) {
-        if (dropout.active) weight *= dropout.factor(tile.first + k, lane);
-        if constexpr (kind == kWindowed) weight *= load(window + at);
-        store(score + at, weight);
-      }
-    }
-    const vec factor = exp(before - top);
-    store(rescale + lane, factor);
-    store(run.sum + lane, load(run.sum + lane) * factor + sum);
-    store(run.max + lane, top);
-  }
-}
-
-void rescale_output(const float* rescale, int64_t width, float* out) {
-  bool unchanged = true;
-  for (int64_t lane = 0; lane < kPanel; ++lane) unchanged &= rescale[lane] == 1.f;
-  if (unchanged) return;
-  for (int64_t j = 0; j < width; ++j)
-    for (int64_t lane = 0; lane < kPanel; lane += kLanes)
-      store(out + j * kPanel + lane, load(out + j * kPanel + lane) * load(rescale + lane));
 }
 
 template <bool Additive, bool Segment>

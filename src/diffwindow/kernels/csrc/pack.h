@@ -66,7 +66,7 @@ struct Matrix {
   int64_t stride;
 };
 
-inline Matrix copy_head(const Problem& p, const Tensor& t, int64_t b, int64_t h, int64_t rows, int64_t width,
+inline Matrix copy_head(const Attention& p, const Tensor& t, int64_t b, int64_t h, int64_t rows, int64_t width,
                         float* copy) {
   if (p.is_bf16)
     copy_rows(row_of<bfloat16>(t, b, h, 0), t.row, rows, width, copy, width, 1.f);
@@ -76,11 +76,11 @@ inline Matrix copy_head(const Problem& p, const Tensor& t, int64_t b, int64_t h,
 }
 
 // Only dense rows are used in place: rows far apart compete for the same cache sets and take a page each.
-DW_INLINE bool needs_copy(const Problem& p, const Tensor& t, int64_t width) { return p.is_bf16 || t.row != width; }
+DW_INLINE bool needs_copy(const Attention& p, const Tensor& t, int64_t width) { return p.is_bf16 || t.row != width; }
 
 // Queries [query, query + rows) times `scale`: rows, zero-padded to `stride`, and their panels. Those that see no key
 // are zeros, for a product with a weight of 0 would keep their NaN; `blind` may be null.
-inline void load_queries(const Problem& p, const Tensor& t, int64_t b, int64_t h, int64_t query, int64_t rows,
+inline void load_queries(const Attention& p, const Tensor& t, int64_t b, int64_t h, int64_t query, int64_t rows,
                          int64_t width, float scale, const bool* blind, float* natural, int64_t stride, float* panels) {
   if (p.is_bf16)
     copy_rows(row_of<bfloat16>(t, b, h, query), t.row, rows, width, natural, stride, scale);
@@ -94,7 +94,7 @@ inline void load_queries(const Problem& p, const Tensor& t, int64_t b, int64_t h
     to_panel(natural + i * stride, stride, kPanel, width, panels + i * width);
 }
 
-inline void store_queries(const Problem& p, const Tensor& t, int64_t b, int64_t h, int64_t query, int64_t rows,
+inline void store_queries(const Attention& p, const Tensor& t, int64_t b, int64_t h, int64_t query, int64_t rows,
                           int64_t width, const float* panel, const float* factor) {
   if (p.is_bf16)
     from_panel(panel, factor, rows, width, row_of<bfloat16>(t, b, h, query), t.row);

@@ -1,4 +1,4 @@
-// The arguments of a call: the structure that kernels/cpu.py packs, and the geometry that follows from it.
+// The arguments of a call: the structures that kernels/cpu.py packs, and the geometry that follows from them.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -32,28 +32,35 @@ constexpr int64_t kStatistics = 6;  // maximum and inverse sum of the score's, t
 
 enum { kScore, kLeft, kRight, kLocal, kMaxPairs };  // the order of Problem::pair
 
-// Eight bytes per field, in the order of `_problem` in kernels/cpu.py.
-struct Problem {
-  int64_t is_bf16, is_additive, is_causal, is_exact, is_normalized, segment_size;
-  int64_t batch, heads, queries, keys, value_width, threads;
+// What every attention of many queries has. Eight bytes per field, in the order of `attention_fields` in kernels/cpu.py.
+struct Attention {
+  int64_t is_bf16, is_causal, batch, heads, queries, keys, value_width, threads;
   uint64_t seed;
-  double dropout, threshold;  // the window is 0 where it is below the threshold; a threshold of 0 is none
+  double dropout;
   Mask mask;
   Bias bias;
+  Tensor v, out;
+  float* rows;  // what backward needs of each query
+  int64_t row_width;
+
+  bool hides() const { return mask.data || bias.data; }
+  float* row(int64_t b, int64_t h, int64_t query) const {
+    return rows + ((b * heads + h) * queries + query) * row_width;
+  }
+};
+
+// A learned window, in the order of `_problem`. A row has kStatistics, for bf16 the output in fp32, for windows that are cut a
+// bit per tile.
+struct Problem : Attention {
+  int64_t is_additive, is_exact, is_normalized, segment_size;
+  double threshold;  // the window is 0 where it is below the threshold; a threshold of 0 is none
   const int64_t* segment_origin;
   Pair pair[kMaxPairs];
-  Tensor v, out;
-  float* rows;  // per query: kStatistics, for bf16 the output in fp32, for windows that are cut a bit per tile
-  int64_t row_width;
   // Backward only.
   Tensor grad_out;
   Tensor grad_q[kMaxPairs], grad_k[kMaxPairs], grad_v;
 
   int64_t pairs() const { return is_additive ? 4 : 3; }
-  bool hides() const { return mask.data || bias.data; }
-  float* row(int64_t b, int64_t h, int64_t query) const {
-    return rows + ((b * heads + h) * queries + query) * row_width;
-  }
   // A tile of whole segments may be little more than half full.
   int64_t max_tiles() const { return keys / (kTile / 2) + 3; }
   int64_t tile_words() const { return threshold > 0 ? (max_tiles() + 31) / 32 : 0; }
