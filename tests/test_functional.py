@@ -55,6 +55,31 @@ def test_paper_counts_a_shared_boundary_twice_and_exact_once():
     assert f.soft_window(EYE[4], EYE[5], segment_size=2, expectation="exact")[4] == 1
 
 
+def test_sinks_are_one_from_the_origin_on_whatever_the_window():
+    options = {"segment_origin": tensor([0, 7, -5, 99]), "sinks": 2, "expectation": "paper"}
+    windows = f.soft_window(EYE[4].expand(4, 10), EYE[4].expand(4, 10), **options)
+    assert windows.tolist() == [
+        [1, 1, 0, 0, 2, 0, 0, 0, 0, 0],
+        [0, 0, 0, 0, 2, 0, 0, 1, 1, 0],
+        [1, 1, 0, 0, 2, 0, 0, 0, 0, 0],
+        [0, 0, 0, 0, 2, 0, 0, 0, 0, 0],
+    ]
+    # in keys, not segments; 1 where both pointers meet, and not cut
+    window = f.soft_window(EYE[4], EYE[5], segment_size=3, sinks=5, window_tolerance=0.5)
+    assert window.tolist() == [1, 1, 1, 1, 1, 2, 0, 0, 0, 0]
+    assert f.soft_window(EYE[4], EYE[4], sinks=99).tolist() == [1] * 10
+    hidden = f.soft_window(EYE[4], EYE[4], sinks=2, mask=torch.arange(10) > 0)
+    assert hidden.tolist() == [0, 1, 0, 0, 2, 0, 0, 0, 0, 0]
+
+
+def test_sinks_have_no_gradient():
+    phi_left, phi_right = (x.requires_grad_() for x in random_phi(2, 6))
+    plain = torch.autograd.grad(f.soft_window(phi_left, phi_right)[2:].sum(), (phi_left, phi_right))
+    sunk = torch.autograd.grad(f.soft_window(phi_left, phi_right, sinks=2).sum(), (phi_left, phi_right))
+    for ours, expected in zip(sunk, plain, strict=True):
+        assert_close(ours, expected)
+
+
 def test_discrete_window_takes_tensors_and_is_empty_when_reversed():
     windows = f.discrete_window(tensor([0, 2]), tensor([1, 1]), 3)
     assert windows.tolist() == [[1, 1, 0], [0, 0, 0]]

@@ -48,6 +48,7 @@ def test_the_default_is_the_first_half_rounded_up(num_layers, windowed):
         ("Dec(MW,Gate,Dim=8)", "Dec(MW,Dim=8,Gate)"),
         ("Enc(MW,Dim=8,Norm,Exact,Seg=3)", "Enc(MW,Seg=3,Exact,Norm,Dim=8)"),
         ("Dec(MW,Gate,Norm)@all", "Dec(MW,Norm,Gate)@all"),
+        ("Dec(MW,Sink=4,Gate,Dim=8,Norm)@all", "Dec(MW,Norm,Dim=8,Sink=4,Gate)@all"),
         ("Enc(MW)@3-Enc(AW)@1-2", "Enc(AW)@1-2-Enc(MW)@3"),
         ("Enc(Rel=16)@all-Cr(Gauss=8)", "Enc(Rel)@all-Cr(Gauss=8)"),
         ("Global", "Global"),
@@ -71,7 +72,8 @@ def attentions(role):
         "relative_size": st.none() if role == "Cr" else st.none() | st.integers(1, 99),
     }
     windows = st.builds(Attention, st.just("AW"), **options)
-    windows |= st.builds(Attention, st.just("MW"), **options, gate=st.booleans(), normalize=st.booleans())
+    flags = {"gate": st.booleans(), "normalize": st.booleans(), "sinks": st.integers(0, 99)}
+    windows |= st.builds(Attention, st.just("MW"), **options, **flags)
     sized = [name for name, kind in KINDS.items() if role in kind.roles and kind.size is not None]
     return windows | st.builds(Attention, st.sampled_from(sized), st.integers(1, 99)) if sized else windows
 
@@ -101,6 +103,8 @@ def test_print_and_parse_are_inverse(data):
         ("Enc(AW,Dim=0)", 11, "Dim is 0"),
         ("Enc(AW,Gate)", 7, "to a trained model, which AW does not have"),
         ("Enc(AW,Norm)", 7, "divided by their sum, which AW does not have"),
+        ("Enc(AW,Sink=2)", 7, "always visible, which AW does not have"),
+        ("Enc(MW,Sink)", 11, 'expected "=" and a number after Sink'),
         ("Enc(AW", 6, 'expected ")"'),
         ("Enc AW", 4, 'expected "(" after Enc'),
         ("Enc(AW)Dec(MW)", 7, 'expected "-" between two terms'),

@@ -132,12 +132,13 @@ def test_gradients_are_those_of_finite_differences(kind, options):
 
 
 @pytest.mark.parametrize(
-    ("segment_size", "tolerance", "mask"), [(1, 0.0, MASK), (1, 0.6, None), (2, 0.6, MASK)]
+    ("segment_size", "tolerance", "mask", "sinks"),
+    [(1, 0.0, MASK, 0), (1, 0.6, None, 0), (2, 0.6, MASK, 0), (2, 0.6, MASK, 1), (1, 0.6, None, 2)],
 )
 @pytest.mark.usefixtures("unchecked")
-def test_gradients_of_a_normalised_window_with_a_tolerance(segment_size, tolerance, mask):
+def test_gradients_of_a_normalised_window_with_a_tolerance(segment_size, tolerance, mask, sinks):
     queries, keys = inputs(b=2, h=1, q=3, k=4, e=2)
-    options = {"attn_mask": mask, "segment_size": segment_size, "window_tolerance": tolerance}
+    options = {"attn_mask": mask, "segment_size": segment_size, "window_tolerance": tolerance, "sinks": sinks}
     leaves = [x.requires_grad_() for x in (*queries, *keys)]
 
     def normalised(*x):
@@ -304,10 +305,22 @@ def test_auto_takes_an_implementation_that_has_the_options(dtype):
         {"window_tolerance": 0.1},
         {"normalize": True},
         {"window_tolerance": 0.1, "normalize": True},
+        {"window_tolerance": 0.1, "normalize": True, "sinks": 3},
     ):
         out = attend("multiplicative", queries, keys, **options)
         expected = attend("multiplicative", queries, keys, impl="reference", **options)
         assert_close(out, expected)
+
+
+def test_sinks_are_for_a_multiplicative_window():
+    (q, *_), (k, *_) = inputs()
+    boundaries = Boundaries(q, k, q, k)
+    with pytest.raises(ValueError, match="sinks=2 is for a multiplicative window"):
+        ops.window_attention(q, k, k, boundaries, (q, k), sinks=2)
+    with torch.no_grad(), pytest.raises(ValueError, match="sinks=2 is for a multiplicative window"):
+        ops.window_attention(
+            q[:, :, :1], k, k, Boundaries(q[:, :, :1], k, q[:, :, :1], k), (q[:, :, :1], k), sinks=2
+        )
 
 
 def test_an_additive_window_is_not_normalised():

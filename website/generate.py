@@ -209,7 +209,7 @@ The number after `=` is the default of a kind that has one. [Models](models.md#a
 
 {table(("option", "meaning", "argument of WindowAttention"), options)}
 
-`Seg` alone is `Seg={segment}` and `Dist` alone `Dist={distance}`; `Dim` needs its
+`Seg` alone is `Seg={segment}` and `Dist` alone `Dist={distance}`; `Dim` and `Sink` need their
 number. In Python, [`parse_attention`](api/notation.md) reads a notation and `Plan` holds it.
 """
 

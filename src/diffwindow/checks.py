@@ -20,7 +20,7 @@ Expectation = Literal["paper", "exact"]
 EXPECTATIONS: tuple[str, ...] = get_args(Expectation)
 # The types that windows are computed in; half precision is summed in fp32.
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-LONGEST_SEGMENT = 2**31 - 1
+MOST_KEYS = 2**31 - 1
 
 
 class Boundaries(NamedTuple):
@@ -38,6 +38,7 @@ class WindowOptions(TypedDict, total=False):
     segment_size: int
     expectation: Expectation
     normalize: bool
+    sinks: int
     window_tolerance: float
 
 
@@ -62,6 +63,7 @@ class Options(NamedTuple):
     segment_origin: Int[Tensor, " b"] | None = None
     expectation: Expectation = "paper"
     normalize: bool = False
+    sinks: int = 0
     window_tolerance: float = 0.0
     scale: float | None = None
     dropout_p: float = 0.0
@@ -191,6 +193,12 @@ def check_window_options(options: Options, *, additive: bool) -> None:
             "normalize=True is for a multiplicative window; the weights of an additive one are a softmax, "
             "which sums to one already"
         )
+    check_sinks(options.sinks)
+    if options.sinks and additive:
+        raise ValueError(
+            f"sinks={options.sinks} is for a multiplicative window; an additive one hides no key, so all are "
+            "always visible"
+        )
 
 
 def check_bool(name: str, value: object) -> None:
@@ -297,10 +305,18 @@ def check_segment_size(segment_size: int) -> None:
     check_whole("segment_size", segment_size)
     if segment_size < 1:
         raise ValueError(f"segment_size={segment_size} is below 1, which stands for windows by token")
-    if segment_size > LONGEST_SEGMENT:
-        raise ValueError(
-            f"segment_size={segment_size} is above {LONGEST_SEGMENT}, the most that kernels count"
-        )
+    _check_countable("segment_size", segment_size)
+
+
+def check_sinks(sinks: int) -> None:
+    """Raise unless `sinks` is a whole number of keys, zero or more."""
+    check_count("sinks", sinks)
+    _check_countable("sinks", sinks)
+
+
+def _check_countable(name: str, keys: int) -> None:
+    if keys > MOST_KEYS:
+        raise ValueError(f"{name}={keys} is above {MOST_KEYS}, the most that kernels count")
 
 
 def check_positive(name: str, value: int) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from diffwindow.checks import (
     EXPECTATIONS,
+    MOST_KEYS,
     Expectation,
     check_count,
     check_dropout,
@@ -27,6 +28,7 @@ from diffwindow.checks import (
     check_positions,
     check_scale,
     check_segment_size,
+    check_sinks,
     check_tolerance,
     check_whole,
 )
@@ -84,8 +86,24 @@ def interval_mask(
     inside = (start[..., None] <= position) & (position <= end[..., None])
     if sinks == 0:
         return inside
-    first = 0 if origin is None else origin.long().clamp(0, num_keys).view(-1, 1, 1, 1)
-    return inside | ((first <= position) & (position < first + min(sinks, num_keys)))
+    return inside | sink_mask(num_keys, sinks, None if origin is None else origin.view(-1, 1, 1)).to(
+        start.device
+    )
+
+
+def sink_mask(
+    num_keys: int, sinks: int, origin: Int[Tensor, "*lead"] | None = None
+) -> Bool[Tensor, "*lead k"]:
+    """Mark the first `sinks` keys from `origin` on; an origin before key 0 counts as 0.
+
+    >>> sink_mask(6, 2, torch.tensor([0, 3])).int()
+    tensor([[1, 1, 0, 0, 0, 0],
+            [0, 0, 0, 1, 1, 0]], dtype=torch.int32)
+    """
+    position = torch.arange(num_keys, device=None if origin is None else origin.device)
+    first = 0 if origin is None else origin[..., None].long().clamp(0, num_keys)
+    # no more than kernels count, so that the number fits a tensor
+    return (first <= position) & (position - first < min(sinks, MOST_KEYS))
 
 
 def segment_bounds(
@@ -155,6 +173,8 @@ def soft_window(
     segment_origin: Int[Tensor, " b"] | None = None,
     expectation: Expectation = "paper",
     window_tolerance: float = 0.0,
+    sinks: int = 0,
+    mask: Bool[Tensor, "..."] | None = None,
 ) -> Float[Tensor, "*lead k"]:
     """Compose two boundary distributions into a window: M = F_l ⊙ G_r + F_r ⊙ G_l (Eq. 9, 11).
 
@@ -163,16 +183,20 @@ def soft_window(
     The paper's M counts the case that both boundaries fall on one key (or in one segment) twice; "exact"
     takes it off once, so that M is the probability that a key lies between two independent boundaries.
 
-    M below `window_tolerance` is set to 0, with a gradient of 0.
+    M below `window_tolerance` is set to 0, with a gradient of 0. After that M is set to 1, with a gradient of
+    0, at those of the first `sinks` keys from `segment_origin` on that `mask` shows.
 
     >>> one_hot = torch.eye(10)
     >>> soft_window(one_hot[8], one_hot[3])
     tensor([0., 0., 0., 1., 1., 1., 1., 1., 1., 0.])
+    >>> soft_window(one_hot[8], one_hot[3], sinks=2)
+    tensor([1., 1., 0., 1., 1., 1., 1., 1., 1., 0.])
     """
     check_floats("phi_left", phi_left)
     check_floats("phi_right", phi_right)
     check_choice("expectation", expectation, EXPECTATIONS)
     check_tolerance("window_tolerance", window_tolerance)
+    check_sinks(sinks)
     f_left = rightward(phi_left, segment_size, segment_origin=segment_origin)
     g_left = leftward(phi_left, segment_size, segment_origin=segment_origin)
     f_right = rightward(phi_right, segment_size, segment_origin=segment_origin)
@@ -185,7 +209,13 @@ def soft_window(
         mass_left = f_left + g_left - phi_left.sum(-1, keepdim=True)
         mass_right = f_right + g_right - phi_right.sum(-1, keepdim=True)
         window = window - mass_left * mass_right
-    return window.masked_fill(window < window_tolerance, 0.0) if window_tolerance > 0 else window
+    if window_tolerance > 0:
+        window = window.masked_fill(window < window_tolerance, 0.0)
+    if sinks == 0:
+        return window
+    origin = None if segment_origin is None else segment_origin.view(-1, *[1] * (window.dim() - 2))
+    shown = sink_mask(window.shape[-1], sinks, origin).to(window.device)
+    return window.masked_fill(shown if mask is None else shown & mask, 1.0)
 
 
 def masked_softmax(

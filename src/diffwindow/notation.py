@@ -4,6 +4,7 @@
     Enc(AW,Seg=3)@1-2-Enc(MW)@3     segments of three keys in layers 1 and 2, another kind in layer 3
     Dec(MW,Exact)@all               all layers, without the double count of the paper's window
     Enc(MW,Norm)                    weights divided by their sum: softmax(s + log M)
+    Dec(MW,Norm,Sink=4)             the first four keys are always visible: M = 1 there
     Enc(AW,Dim=8)                   boundaries with a head width of 8, smaller than that of the scores
     Dec(MW,Gate)                    a gate g per head, 0 at the start: softmax(s) ⊙ (1 + g(M − 1))
     Enc(AW,Dist)                    a window and relative positions in one attention

@@ -49,7 +49,9 @@ IMPLS: tuple[str, ...] = get_args(Impl)
 
 # What a call may ask for that some kernels lack, as errors name it. All have the other options, and the
 # reference has everything.
-Feature = Literal["gradients of attn_bias", "heads of more than 512 bytes", "transforms of torch.func"]
+Feature = Literal[
+    "gradients of attn_bias", "heads of more than 512 bytes", "transforms of torch.func", "sinks"
+]
 
 
 class Support(NamedTuple):
@@ -67,7 +69,7 @@ SUPPORT: dict[Impl, Support] = {
     "cpu": Support(
         devices=("cpu",),
         dtypes=(torch.float32, torch.bfloat16),
-        lacks=("gradients of attn_bias", "transforms of torch.func"),
+        lacks=("gradients of attn_bias", "transforms of torch.func", "sinks"),
     ),
     "triton": Support(
         devices=("cuda",),
@@ -121,10 +123,14 @@ def window_attention(
             pointers; -inf hides a key from both.
         is_causal: Let query i look at keys 0…i only; an `attn_mask` applies too.
         segment_size: Let this many keys share their value of M; 1 is a window by token.
-        segment_origin: Integers `[b]`, the key where each sequence's first segment starts; 0 by default.
+        segment_origin: Integers `[b]`, the key where each sequence starts, from which segments and sinks
+            count; 0 by default.
         expectation: "paper" counts two boundaries on one key twice (M ≤ 2), "exact" once (M ≤ 1).
         normalize: Divide the weights of a multiplicative window by their sum, which makes them
             softmax(s + log M). M below 8 roundings (1e-6 in fp32) then counts as 0.
+        sinks: Set M to 1 at this many first keys of each sequence, whatever the pointers say, for a
+            multiplicative window; they are visible unless a mask hides them. They count in keys, also within
+            a segment, and neither `expectation` nor `window_tolerance` changes them.
         window_tolerance: Set M to 0 where it is below this, so that kernels can skip keys. It changes a
             multiplicative output by at most the tolerance times the largest |v|, an additive score by at most
             the tolerance times the local score; a normalised output has no such bound, for where all large
@@ -320,6 +326,7 @@ def _needs(widest: int, options: Options) -> tuple[Feature, ...]:
         "gradients of attn_bias": bias is not None and bias.requires_grad and torch.is_grad_enabled(),
         "heads of more than 512 bytes": widest > 512,
         "transforms of torch.func": _is_transformed() or forward_ad._current_level >= 0,
+        "sinks": options.sinks > 0,
     }
     return tuple(feature for feature, wanted in asked.items() if wanted)
 
@@ -367,6 +374,8 @@ def _maps(
         window_tolerance=window_threshold(
             options.window_tolerance, phi_left.dtype, normalize=options.normalize
         ),
+        sinks=options.sinks,
+        mask=mask,
     )
     score = functional.scores(q, k, scale, mask=mask)
     if options.attn_bias is not None:

@@ -533,6 +533,11 @@ def test_in_torchs_decoder(window):
         ({"boundary_dim": 2.5}, TypeError, "boundary_dim=2.5 is not an integer"),
         ({"gate": True}, ValueError, "gate=True is for window=\"multiplicative\", not 'additive'"),
         ({"normalize": True}, ValueError, "normalize=True is for a multiplicative window"),
+        ({"sinks": 4}, ValueError, "sinks=4 is for a multiplicative window"),
+        ({"window": "multiplicative", "sinks": -1}, ValueError, "sinks=-1 is negative"),
+        ({"window": "multiplicative", "sinks": 1.5}, TypeError, "sinks=1.5 is not an integer"),
+        ({"window": "multiplicative", "sinks": True}, TypeError, "sinks=True is not an integer"),
+        ({"window": "multiplicative", "sinks": 2**31}, ValueError, "the most that kernels count"),
         ({"window_tolerance": 1}, ValueError, "window_tolerance=1 is not in 0 <= tolerance < 1"),
         ({"window_tolerance": "1e-3"}, TypeError, "window_tolerance='1e-3' is not a number"),
         ({"window_tolerance": None}, TypeError, "window_tolerance=None is not a number"),
@@ -684,6 +689,28 @@ def test_a_tolerance_cuts_the_window_and_leaves_the_rest():
     assert_close(after.weights, before.weights.masked_fill(small, 0.0))
 
 
+@pytest.mark.parametrize("settings", [{}, {"gate": True}, {"normalize": True, "window_tolerance": 0.2}])
+def test_sinks_stay_visible_wherever_padding_puts_them(settings):
+    plain, sunk = sharp(**settings), sharp(**settings, sinks=2)
+    for module in (plain, sunk):
+        if module.gate is not None:
+            torch.nn.init.constant_(module.gate, 0.7)
+    x = torch.randn(1, 9, 8).double()
+    before, after = plain.inspect(x, x), sunk.inspect(x, x)
+    assert (after.window.values[..., :2] == 1).all()
+    assert torch.equal(after.window.values[..., 2:], before.window.values[..., 2:])
+    assert (after.weights[..., :2] > 0).all()
+    padded = torch.cat([torch.randn(1, 3, 8).double(), x], 1)
+    hidden = torch.arange(12)[None] < 3
+    shifted = sunk.inspect(padded, padded, key_padding_mask=hidden)
+    assert_close(shifted.weights[:, :, 3:, 3:], after.weights)
+    assert_close(shifted.window.values[:, :, 3:, 3:], after.window.values)
+    output, _ = sunk(padded, padded, padded, key_padding_mask=hidden, need_weights=False)
+    assert_close(output[:, 3:], sunk(x, x, x, need_weights=False)[0])
+    causal = sunk.inspect(x, x, is_causal=True).window.values
+    assert causal[0, 0, 0, :2].tolist() == [1.0, 0.0]
+
+
 def test_a_normalised_window_of_bf16_stays_near_fp32():
     attention = sharp(normalize=True, window_tolerance=0.2).float()
     x = torch.randn(3, 9, 8)
@@ -697,7 +724,7 @@ def test_the_notation_and_the_config_build_it():
     attention = parse_attention("Enc(MW,Norm)").terms[0].attention
     module = build_attention(attention, 8, 2, window_tolerance=0.1)
     assert (module.options.normalize, module.options.window_tolerance) == (True, 0.1)
-    assert "normalize=True, window_tolerance=0.1" in repr(module)
+    assert "normalize=True, sinks=0, window_tolerance=0.1" in repr(module)
     # a tolerance is for windows: plain attention has none
     build_attention(parse_attention("Enc(Rel)").terms[0].attention, 8, 2, window_tolerance=0.1)
 
@@ -705,14 +732,16 @@ def test_the_notation_and_the_config_build_it():
 def test_a_trace_shows_what_the_model_computes():
     config = ClassifierConfig(
         vocab_size=9, embed_dim=8, num_heads=2, ffn_dim=8, num_layers=1, num_classes=2,
-        attention="Enc(MW,Norm)", window_tolerance=0.9,
+        attention="Enc(MW,Norm,Sink=2)", window_tolerance=0.9,
     )  # fmt: skip
     model = Classifier(config).eval()
     torch.nn.init.normal_(model.encoder.layers[0].self_attention.attention.in_proj.weight, std=1.0)
     with capture(model) as trace:
         model(torch.randint(4, 9, (1, 7)))
     (layer,) = trace.layers
-    assert layer.kind == "MW, normalised, tolerance 0.9"
+    assert layer.kind == "MW, normalised, 2 sinks, tolerance 0.9"
+    assert layer.sinks == 2
+    assert (layer.window[..., :2] == 1).all()
     assert layer.window_tolerance == 0.9
     assert (layer.window == 0).any()
     assert not layer.weights[layer.window == 0].any()

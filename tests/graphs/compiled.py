@@ -22,7 +22,7 @@ CASES = [
     ]
 ]
 ROTARY = {"window": "multiplicative", "rotary": "both"}
-NORMALISED = {"window": "multiplicative", "window_tolerance": 0.3, "normalize": True}
+NORMALISED = {"window": "multiplicative", "window_tolerance": 0.3, "normalize": True, "sinks": 2}
 
 
 def inputs(length: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -215,7 +215,12 @@ def xlnet():
             "Enc(AW)",
             "has windows already; remove_windows takes them out",
         ),
-        (lambda: mistral(4), "Dec(AW,Seg)", "has a sliding window of 4 keys"),
+        (
+            lambda: mistral(4),
+            "Dec(AW,Seg)",
+            "has a sliding window of 4 keys, along which segments would move",
+        ),
+        (lambda: mistral(4), "Dec(MW,Sink=2)", "along which sinks would move; leave out Sink"),
         (xlnet, "Enc(AW)", "get_interface, as Bert's do"),
         (gemma2, "Dec(AW)", "(Gemma2Attention) has a cap on its scores (attn_logit_softcapping)"),
         (gpt_oss, "Dec(AW)", "(GptOssAttention) has learned sinks (sinks)"),

@@ -44,7 +44,9 @@ def inputs(model, sentences, length, width, before):
         pytest.param(WINDOWS, "rotary", marks=pytest.mark.slow),
         pytest.param("Global", "sinusoidal", marks=pytest.mark.slow),
         pytest.param("Enc(Rel)-Cr(Gauss)-Dec(Rel)", "sinusoidal", marks=pytest.mark.slow),
-        pytest.param("Enc(MW,Norm)-Cr(MW,Seg=3,Norm)-Dec(MW,Norm)", "sinusoidal", marks=pytest.mark.slow),
+        pytest.param(
+            "Enc(MW,Norm)-Cr(MW,Seg=3,Norm,Sink=2)-Dec(MW,Norm,Sink=3)", "sinusoidal", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_exported_graphs_equal_the_model_at_other_lengths(attention, positions):
@@ -76,7 +78,9 @@ def run_onnx(session, values):
         pytest.param(WINDOWS, "rotary", marks=pytest.mark.slow),
         pytest.param("Global", "sinusoidal", marks=pytest.mark.slow),
         pytest.param("Enc(MW,Seg=3)-Cr(MW)-Dec(AW)", "sinusoidal", marks=pytest.mark.slow),
-        pytest.param("Enc(MW,Norm)-Cr(MW,Seg=3,Norm)-Dec(MW,Norm)", "sinusoidal", marks=pytest.mark.slow),
+        pytest.param(
+            "Enc(MW,Norm)-Cr(MW,Seg=3,Norm,Sink=2)-Dec(MW,Norm,Sink=3)", "sinusoidal", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_onnxruntime_gives_what_the_model_gives(attention, positions, tmp_path):

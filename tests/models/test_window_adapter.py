@@ -34,20 +34,21 @@ def heads(queries=5, keys=7):
 
 
 @pytest.mark.parametrize(
-    ("kind", "gate", "normalize", "tolerance"),
+    ("kind", "gate", "normalize", "tolerance", "sinks"),
     [
-        ("AW", False, False, 0.0),
-        ("AW", False, False, 0.3),
-        ("MW", False, False, 0.0),
-        ("MW", True, False, 0.0),
-        ("MW", True, True, 0.3),
+        ("AW", False, False, 0.0, 0),
+        ("AW", False, False, 0.3, 0),
+        ("MW", False, False, 0.0, 0),
+        ("MW", True, False, 0.0, 2),
+        ("MW", True, True, 0.3, 0),
+        ("MW", True, True, 0.3, 1),
     ],
 )
 @pytest.mark.parametrize("segment_size", [1, 2])
-def test_outputs_are_those_of_the_equations(kind, gate, normalize, tolerance, segment_size):
+def test_outputs_are_those_of_the_equations(kind, gate, normalize, tolerance, sinks, segment_size):
     """A head at a time, with padding on the left, a bias, and keys that are not projected again."""
     settings = {"segment_size": segment_size, "boundary_dim": 2, "gate": gate, "normalize": normalize}
-    window = opened(Attention(kind, **settings), window_tolerance=tolerance)
+    window = opened(Attention(kind, **settings, sinks=sinks), window_tolerance=tolerance)
     q, k, v = heads()
     bias = torch.randn(1, 4, 5, 7).double()
     mask = torch.ones(3, 1, 1, 7, dtype=torch.bool)
@@ -69,6 +70,8 @@ def test_outputs_are_those_of_the_equations(kind, gate, normalize, tolerance, se
             segment_origin=torch.tensor([0, 3, 0]),
             window_tolerance=tolerance,
         )
+        for row, first in enumerate((0, 3, 0)):
+            m[row, :, first : first + sinks] = 1.0
         assert (m == 0).any() or not tolerance
         scores = SCALE * x @ y.mT + bias[:, head]
         if kind == "AW":

@@ -17,8 +17,8 @@ def baselines(role):
 
 WINDOWS = ["AW", "MW", "AW,Seg=3", "MW,Seg,Exact"]
 ENCODER = [*WINDOWS, "AW,Dim=3,Dist=2", *baselines("Enc")]
-CROSS = [*WINDOWS, "AW,Dim=3", "MW,Seg=3,Norm", *baselines("Cr")]
-DECODER = [*WINDOWS, "MW,Dim=3,Gate,Dist=2", "MW,Norm,Dim=3,Gate", *baselines("Dec")]
+CROSS = [*WINDOWS, "AW,Dim=3", "MW,Seg=3,Norm,Sink=2", *baselines("Cr")]
+DECODER = [*WINDOWS, "MW,Dim=3,Gate,Dist=2", "MW,Norm,Dim=3,Sink=2,Gate", *baselines("Dec")]
 
 
 def notations():

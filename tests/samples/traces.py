@@ -20,6 +20,7 @@ def random_layer(
     seed=0,
     segment_size=1,
     window_tolerance=0.0,
+    sinks=0,
 ):
     """Make an additive window's maps from random pointers and weights, in float32."""
     rng = np.random.default_rng([seed, layer])
@@ -29,11 +30,11 @@ def random_layer(
         return torch.from_numpy((x / x.sum(-1, keepdims=True)).astype(np.float32))
 
     left, right = softmax(2.0), softmax(2.0)
-    window = soft_window(left, right, segment_size=segment_size, window_tolerance=window_tolerance)
+    options = {"segment_size": segment_size, "window_tolerance": window_tolerance, "sinks": sinks}
+    visible = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries) if role == "Dec" else None
+    window = soft_window(left, right, **options, mask=visible)
     maps = [x.numpy() for x in (softmax(2.0), window, left, right)]
-    return LayerMaps(
-        role, layer, "AW", *sides, *maps, segment_size=segment_size, window_tolerance=window_tolerance
-    )
+    return LayerMaps(role, layer, "AW", *sides, *maps, **options)
 
 
 def small_trace(*, layers=2, label="Enc(AW)", title="the keys to the cabinet", seed=0):

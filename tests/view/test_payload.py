@@ -42,6 +42,15 @@ def test_a_window_with_a_tolerance_is_that_of_the_page():
     assert encode(cut, 16).layers[0]["window_tolerance"] == 0.1
 
 
+def test_sinks_are_those_of_the_page():
+    # a decoder's query sees no sinks after itself
+    layer = random_layer("Dec", queries=6, keys=6, sinks=3)
+    assert layer.window[0, :, :3].tolist()[1:] == [[1.0, 1.0, layer.window[0, 1, 2]]] + [[1.0] * 3] * 4
+    trace = AttentionTrace([layer])
+    assert encode(trace, 16).window_error <= 4 / 65535
+    assert encode(trace, 16).layers[0]["sinks"] == 3
+
+
 def test_a_page_of_six_layers_of_eight_heads_has_less_than_two_megabytes():
     layers = [random_layer(layer=n, heads=8, queries=60, keys=60) for n in range(1, 7)]
     data = page_data(AttentionTrace(layers))

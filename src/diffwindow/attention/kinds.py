@@ -18,6 +18,7 @@ from diffwindow.checks import (
     check_bool,
     check_positive,
     check_segment_size,
+    check_sinks,
 )
 from diffwindow.messages import check_choice
 
@@ -51,7 +52,7 @@ KINDS = {
     "MW": Kind(
         "multiplicative window",
         partial(WindowAttention, window=WINDOWED["MW"]),
-        options=("Seg", "Exact", "Norm", "Dim", "Gate", "Dist"),
+        options=("Seg", "Exact", "Norm", "Dim", "Sink", "Gate", "Dist"),
     ),
     **BASELINES,
 }
@@ -77,6 +78,10 @@ class Attention:
     boundary_dim: Annotated[
         int | None, Option("Dim", "the head width of a window's boundaries", takes_number=True)
     ] = None
+    sinks: Annotated[
+        int,
+        Option("Sink", "first keys that are always visible", takes_number=True, label="{} sinks"),
+    ] = 0
     gate: Annotated[
         bool,
         Option(
@@ -101,6 +106,7 @@ class Attention:
         check_choice("kind", self.kind, tuple(KINDS))
         check_segment_size(self.segment_size)
         check_choice("expectation", self.expectation, EXPECTATIONS)
+        check_sinks(self.sinks)
         check_bool("gate", self.gate)
         check_bool("normalize", self.normalize)
         for name in ("size", "boundary_dim", "relative_size"):

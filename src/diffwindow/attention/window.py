@@ -55,7 +55,8 @@ class WindowAttention(StackedAttention, WindowModule):
         dropout: The share of weights to drop in training.
         bias: Add a bias to the projections.
         window: "additive", softmax(s + o ⊙ M), or "multiplicative", softmax(s) ⊙ M.
-        segment_size: As in `window_attention`; so are `expectation`, `normalize` and `window_tolerance`.
+        segment_size: As in `window_attention`; so are `expectation`, `normalize`, `sinks` and
+            `window_tolerance`. Segments and sinks count from the first real key.
         boundary_dim: The head width of the pointers; that of the other heads unless a smaller one is given.
         gate: Give a multiplicative window one learned g per head: the weights are
             softmax(s) ⊙ (1 + g(M − 1)), with g = 0 at the start, so that a window added to a trained model

@@ -188,8 +188,8 @@ class HeadStatistics:
     """Means over the queries of a corpus that see a key; positions are in keys from the query.
 
     `start` and `end` are the expected first and last key of the window: of the two boundaries in order, or of
-    their segments. `width` = end − start + 1, with its standard deviation over queries. In cross-attention,
-    positions count from the diagonal.
+    their segments. `width` = end − start + 1, with its standard deviation over queries, without sinks. In
+    cross-attention, positions count from the diagonal.
     `entropy` is that of the attention, in bits. `keys_outside` is the share of visible keys where the window
     is below a tolerance, and `tiles_outside` that of tiles of 64 queries × 64 keys where it is so throughout,
     which kernels can skip; both are None without a tolerance.
@@ -238,12 +238,10 @@ def window_statistics(
 
 
 def _outside(maps: LayerMaps, head: int, tolerance: float) -> OutsideCounts:
-    """Count what lies outside of a head's window; a decoder's queries do not see the keys after them."""
+    """Count what lies outside of a head's window."""
     assert maps.window is not None
     window = torch.from_numpy(maps.window[head])
-    queries, keys = window.shape
-    visible = torch.ones(queries, keys, dtype=torch.bool)
-    return count_outside(window, visible.tril(keys - queries) if maps.role == "Dec" else visible, tolerance)
+    return count_outside(window, torch.from_numpy(maps.visible()), tolerance)
 
 
 def _summary(key: Key, total: NDArray[np.float64], outside: OutsideCounts | None) -> HeadStatistics:

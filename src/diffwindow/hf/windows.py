@@ -16,7 +16,7 @@ from diffwindow.models import added_windows
 from diffwindow.models.added_windows import Layers, WindowInit, pair_with_slots, window_plan
 from diffwindow.models.model import Model
 from diffwindow.models.window_adapter import WindowAdapter
-from diffwindow.notation import Plan
+from diffwindow.notation import Attention, Plan
 
 # The attribute of a model's config that says which windows it has: it is saved with the model.
 RECORD = "diffwindow"
@@ -64,7 +64,7 @@ def add_windows(
     # all are built before the first one is put in place: an error leaves the model as it was
     built = []
     for place, chosen in pair_with_slots(plan, attention_places(model)):
-        _check_place(place, chosen.segment_size)
+        _check_place(place, chosen)
         window = WindowAdapter(
             chosen, place.num_heads, place.head_dim, window_tolerance=window_tolerance, init=init
         )
@@ -244,7 +244,7 @@ def _restore_configs(model: PreTrainedModel) -> None:
         config._attn_implementation = implementation
 
 
-def _check_place(place: Place, segment_size: int) -> None:
+def _check_place(place: Place, chosen: Attention) -> None:
     """Raise for an attention that does more to its scores, or to its keys, than windows know."""
     for name, meaning in SCORE_CHANGES.items():
         if getattr(place.module, name, None) is not None:
@@ -254,11 +254,13 @@ def _check_place(place: Place, segment_size: int) -> None:
             )
     config = getattr(place.module, "config", None)
     sliding = getattr(place.module, "sliding_window", getattr(config, "sliding_window", None))
-    if segment_size > 1 and sliding is not None:
-        raise ValueError(
-            f"{place.name} has a sliding window of {sliding} keys, along which segments would move; "
-            "leave out Seg"
-        )
+    moving = {"Seg": ("segments", chosen.segment_size > 1), "Sink": ("sinks", chosen.sinks > 0)}
+    for name, (what, wanted) in moving.items():
+        if wanted and sliding is not None:
+            raise ValueError(
+                f"{place.name} has a sliding window of {sliding} keys, along which {what} would move; "
+                f"leave out {name}"
+            )
 
 
 def _like(window: WindowAdapter, module: nn.Module, model: PreTrainedModel) -> WindowAdapter:

@@ -46,6 +46,7 @@ class Call(NamedTuple):
     # the last have defaults, so that graphs exported before them still load
     window_tolerance: float = 0.0
     normalize: bool = False
+    sinks: int = 0
 
     @property
     def threshold(self) -> float:

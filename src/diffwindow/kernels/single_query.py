@@ -9,7 +9,7 @@ import struct
 import torch
 from torch import Tensor
 
-from diffwindow.checks import EXPECTATIONS, LONGEST_SEGMENT, Boundaries, Options, window_threshold
+from diffwindow.checks import EXPECTATIONS, MOST_KEYS, Boundaries, Options, window_threshold
 from diffwindow.kernels import build, cpu
 
 # The C++ `SingleQuery`, eight bytes per field; a view is its address, its sizes and its strides.
@@ -53,10 +53,11 @@ def _can_serve(dtype: torch.dtype, options: Options) -> bool:
     return (
         dtype in (torch.float32, torch.bfloat16)
         and options.dropout_p == 0
+        and options.sinks == 0
         # others raise an error, or are traced
         and type(options.is_causal) is type(options.normalize) is bool
         and type(options.segment_size) is int
-        and options.segment_size <= LONGEST_SEGMENT
+        and options.segment_size <= MOST_KEYS
         and (options.scale is None or (type(options.scale) is float and math.isfinite(options.scale)))
         and type(options.window_tolerance) is type(options.dropout_p) is float
         and 0 <= options.window_tolerance < 1

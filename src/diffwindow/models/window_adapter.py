@@ -108,7 +108,7 @@ class WindowAdapter(WindowModule):
         """Attend through the window; the options are those of `ops.window_attention`.
 
         Keys and values may have fewer heads than the queries: each then serves a group of them. Segments
-        start at the first key that any query of a sequence sees.
+        and sinks start at the first key that any query of a sequence sees.
         """
         if (q.shape[1], q.shape[3]) != (self.num_heads, self.head_dim):
             raise ValueError(
@@ -129,10 +129,10 @@ class WindowAdapter(WindowModule):
         return self._window_heads(q, k, v, boundaries, local, options)
 
     def call_options(self, batch: int, **call: Unpack[CallOptions]) -> Options:
-        """Join the window's options with those of a call, and say where the segments start."""
+        """Join the window's options with those of a call, and say where segments and sinks start."""
         options = self.options._replace(**call)
         mask = options.attn_mask
-        if mask is None or options.segment_size == 1:
+        if mask is None or (options.segment_size == 1 and options.sinks == 0):
             return options
         return options._replace(segment_origin=first_true(mask.flatten(1, -2).any(1).expand(batch, -1)))
 

@@ -171,7 +171,7 @@ def _layers(modules: Mapping[str, Captured], calls: Mapping[str, _Call]) -> list
         queries, keys = _sides(role, alone=alone)
         fields: dict[str, Any] = dict(call.arrays)
         if isinstance(module, WindowModule):
-            names = ("segment_size", "expectation", "window_tolerance")
+            names = ("segment_size", "expectation", "window_tolerance", "sinks")
             fields |= {name: getattr(module.options, name) for name in names}
         layers.append(
             LayerMaps(

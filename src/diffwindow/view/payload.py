@@ -73,6 +73,7 @@ def encode(trace: AttentionTrace, bits: int) -> Encoded:
                 "segment_origin": maps.segment_origin,
                 "expectation": maps.expectation,
                 "window_tolerance": maps.window_tolerance,
+                "sinks": maps.sinks,
                 **{name: array.data for name, array in arrays.items()},
             }
         )
@@ -100,6 +101,8 @@ def _window_error(maps: LayerMaps, arrays: Mapping[str, Quantised]) -> float:
         segment_origin=torch.full((len(maps.window),), maps.segment_origin),
         expectation=maps.expectation,
         window_tolerance=maps.window_tolerance,
+        sinks=maps.sinks,
+        mask=torch.from_numpy(maps.visible()),
     )
     return float(np.abs(window.numpy() - maps.window).max(initial=0.0))
 

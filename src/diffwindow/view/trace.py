@@ -43,6 +43,13 @@ class LayerMaps:
     segment_origin: int = 0
     expectation: Expectation = "paper"
     window_tolerance: float = 0.0
+    sinks: int = 0
+
+    def visible(self) -> NDArray[np.bool_]:
+        """Return which query sees which key: a decoder's queries do not see the keys after them."""
+        queries, keys = self.weights.shape[1:]
+        everything = np.ones((queries, keys), dtype=bool)
+        return np.tril(everything, keys - queries) if self.role == "Dec" else everything
 
 
 @dataclass(frozen=True)

@@ -44,3 +44,8 @@ test("a window below the tolerance is zero", () => {
   near(softWindow([0.9, 0, 0.1], [0, 1, 0], { tolerance: 0.2 }), [0.9, 1, 0]);
   near(softWindow([0.9, 0, 0.1], [0, 1, 0], { tolerance: 0.2, expectation: "exact" }), [0.9, 1, 0]);
 });
+
+test("sinks count from the origin and are one, whatever the pointers and the tolerance say", () => {
+  near(softWindow(oneHot(4, 6), oneHot(4, 6), { sinks: 2, origin: 1, tolerance: 0.5 }), [0, 1, 1, 0, 2, 0]);
+  near(softWindow(oneHot(1, 4), oneHot(1, 4), { sinks: 2, expectation: "exact" }), [1, 1, 0, 0]);
+});

@@ -105,7 +105,10 @@ export function tokenMaps(layer, head, segmentSize, expectation) {
     const start = query * layer.numKeys;
     const row = (array) => part(array).subarray(start, start + layer.numKeys);
     const [left, right] = [row(layer.left), row(layer.right)];
-    maps.window.set(composeWindow(left, right, bounds, { expectation, tolerance: layer.window_tolerance }), start);
+    // a decoder's query sees no sinks after itself
+    const seen = layer.role === "Dec" ? layer.numKeys - layer.numQueries + query + 1 : layer.numKeys;
+    const sinks = [layer.segment_origin, Math.min(layer.segment_origin + (layer.sinks ?? 0), seen)];
+    maps.window.set(composeWindow(left, right, bounds, { expectation, tolerance: layer.window_tolerance, sinks }), start);
     maps.phiLeft.set(differences(left), start);
     maps.phiRight.set(differences(right), start);
   }

@@ -44,27 +44,27 @@ export function leftward(sums, { first }) {
  *
  * The paper's window counts two boundaries in one segment (of one key or more) twice; "exact" subtracts
  * that case once, so that M is the probability that a key lies between the boundaries. M below the
- * tolerance is set to 0.
+ * tolerance is set to 0, and then M of the `sinks`, keys from the first up to before the second, to 1.
  */
-export function composeWindow(left, right, bounds, { expectation = "paper", tolerance = 0 } = {}) {
+export function composeWindow(left, right, bounds, { expectation = "paper", tolerance = 0, sinks = [0, 0] } = {}) {
   const fLeft = rightward(left, bounds);
   const gLeft = leftward(left, bounds);
   const fRight = rightward(right, bounds);
   const gRight = leftward(right, bounds);
   const window = fLeft.map((f, key) => f * gRight[key] + fRight[key] * gLeft[key]);
-  const cut = (value) => (value < tolerance ? 0 : value);
+  const cut = (value, key) => (key >= sinks[0] && key < sinks[1] ? 1 : value < tolerance ? 0 : value);
   if (expectation === "paper") return window.map(cut);
   const totalLeft = left.length ? left[left.length - 1] : 0;
   const totalRight = right.length ? right[right.length - 1] : 0;
   return window.map((value, key) => {
     const massLeft = fLeft[key] + gLeft[key] - totalLeft;
     const massRight = fRight[key] + gRight[key] - totalRight;
-    return cut(value - massLeft * massRight);
+    return cut(value - massLeft * massRight, key);
   });
 }
 
 /** Compose two distributions into a window: `functional.soft_window` for one row. */
-export function softWindow(phiLeft, phiRight, { segmentSize = 1, origin = 0, expectation = "paper", tolerance = 0 } = {}) {
+export function softWindow(phiLeft, phiRight, { segmentSize = 1, origin = 0, expectation = "paper", tolerance = 0, sinks = 0 } = {}) {
   const bounds = segmentBounds(phiLeft.length, segmentSize, origin);
-  return composeWindow(prefixSums(phiLeft), prefixSums(phiRight), bounds, { expectation, tolerance });
+  return composeWindow(prefixSums(phiLeft), prefixSums(phiRight), bounds, { expectation, tolerance, sinks: [origin, origin + sinks] });
 }
