@@ -1,7 +1,7 @@
 import pytest
 
 from diffwindow.tasks.entries import TASKS
-from diffwindow.tasks.presets import NAMES
+from diffwindow.tasks.presets import NAMES, model_preset
 from diffwindow.training.config import differences
 from diffwindow.training.overrides import resolve
 
@@ -27,6 +27,12 @@ def test_the_translation_presets_are_the_papers():
     assert resolve("wmt14-en-de").task.label_smoothing == 0.1
     assert resolve("wmt14-en-fr").train.max_updates == 150_000
     assert [resolve(name).train.max_updates for name in ("sst2", "imdb", "sva")] == [3_000, 10_000, 10_000]
+
+
+def test_the_language_model_preset_is_the_papers():
+    train = resolve("lm1b").train
+    assert (train.max_tokens, train.accumulate, train.max_updates) == (4096, 4, 100_000)
+    assert model_preset("lm1b").vocab_size == 32_000
 
 
 def test_flags_win_over_overrides_and_those_over_the_preset():

@@ -367,7 +367,7 @@ _ALL = (
     Corpus(
         "lm1b",
         "language-model",
-        Vocabulary("words", 32_768),
+        Vocabulary("words", 32_000),
         use="language modelling (the paper)",
         size="0.8 G words",
         licence=_RESEARCH,
@@ -379,7 +379,8 @@ _ALL = (
             "valid": Files(_SENTENCES, ("**/news.en.heldout-00001*",)),
             "test": Files(_SENTENCES, ("**/news.en.heldout-00000*",)),
         },
-        preset={"train": {"max_updates": 100_000, "accumulate": 8}},
+        # virtually 4 GPUs, where translation has 8
+        preset={"train": {"max_updates": 100_000, "accumulate": 4}},
     ),
     Corpus(
         "lm1b-heldout",
