@@ -32,6 +32,7 @@ def test_the_translation_presets_are_the_papers():
 def test_the_language_model_preset_is_the_papers():
     train = resolve("lm1b").train
     assert (train.max_tokens, train.accumulate, train.max_updates) == (4096, 4, 100_000)
+    assert resolve("lm1b").task.label_smoothing == 0.1
     assert model_preset("lm1b").vocab_size == 32_000
 
 

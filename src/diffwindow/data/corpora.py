@@ -379,8 +379,11 @@ _ALL = (
             "valid": Files(_SENTENCES, ("**/news.en.heldout-00001*",)),
             "test": Files(_SENTENCES, ("**/news.en.heldout-00000*",)),
         },
-        # virtually 4 GPUs, where translation has 8
-        preset={"train": {"max_updates": 100_000, "accumulate": 4}},
+        # as in translation, but for virtually 4 GPUs and not 8
+        preset={
+            "task": {"label_smoothing": 0.1},
+            "train": {"max_updates": 100_000, "accumulate": 4},
+        },
     ),
     Corpus(
         "lm1b-heldout",
