@@ -14,6 +14,7 @@ if not torch.cuda.is_available():
 SHAPED = [
     "checks",
     "functional",
+    "soft_window",
     "ops",
     # not those in Triton, which are no Python functions to be wrapped
     "kernels.cpu",

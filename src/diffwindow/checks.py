@@ -18,6 +18,12 @@ from diffwindow.messages import check_choice, did_you_mean, quote
 
 Expectation = Literal["paper", "exact"]
 EXPECTATIONS: tuple[str, ...] = get_args(Expectation)
+# how a window is made discrete at test time
+DiscreteRule = Literal["argmax", "half", "joint"]
+DISCRETE_RULES: tuple[str, ...] = get_args(DiscreteRule)
+# "soft" is the window as it was trained, "none" sets M = 1
+WindowRule = Literal["soft", DiscreteRule, "none"]
+WINDOW_RULES: tuple[str, ...] = get_args(WindowRule)
 # The types that windows are computed in; half precision is summed in fp32.
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 MOST_KEYS = 2**31 - 1
@@ -40,6 +46,7 @@ class WindowOptions(TypedDict, total=False):
     normalize: bool
     sinks: int
     window_tolerance: float
+    window_rule: WindowRule
 
 
 class CallOptions(WindowOptions, total=False):
@@ -65,6 +72,7 @@ class Options(NamedTuple):
     normalize: bool = False
     sinks: int = 0
     window_tolerance: float = 0.0
+    window_rule: WindowRule = "soft"
     scale: float | None = None
     dropout_p: float = 0.0
 
@@ -187,6 +195,7 @@ def check_window_options(options: Options, *, additive: bool) -> None:
     check_segment_size(options.segment_size)
     check_choice("expectation", options.expectation, EXPECTATIONS)
     check_tolerance("window_tolerance", options.window_tolerance)
+    check_choice("window_rule", options.window_rule, WINDOW_RULES)
     check_bool("normalize", options.normalize)
     if options.normalize and additive:
         raise ValueError(
@@ -261,6 +270,20 @@ def check_positions(name: str, x: Any) -> None:
     check_tensor(name, x)
     if x.dtype.is_floating_point or x.dtype.is_complex or x.dtype == torch.bool:
         raise TypeError(f"{name} is {x.dtype}; pass integers, the indices of keys")
+
+
+def check_key_indices(name: str, index: object, num_keys: int) -> None:
+    """Raise unless `index` is an integer, or a tensor of them, each of which is one of the keys."""
+    if not isinstance(index, Tensor):
+        check_whole(name, index)
+        index = torch.as_tensor(index)
+    check_positions(name, index)
+    if torch.compiler.is_compiling() or not index.numel():
+        return
+    lowest, highest = (int(x) for x in index.aminmax())
+    if lowest < 0 or highest >= num_keys:
+        wrong = lowest if lowest < 0 else highest
+        raise ValueError(f"{name} has {wrong}, which is not a key: there are {num_keys}, counted from 0")
 
 
 def check_tokens(name: str, tokens: Any, mask: Any = None) -> None:

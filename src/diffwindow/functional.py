@@ -10,7 +10,6 @@ probability that the boundary lies at or before a key, and G, its suffix sums, t
 
 import math
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -33,21 +32,6 @@ from diffwindow.checks import (
     check_whole,
 )
 from diffwindow.messages import check_choice
-
-
-class SoftWindow(NamedTuple):
-    """A window M and the distributions of its two boundaries over the keys."""
-
-    values: Float[Tensor, "*lead k"]
-    phi_left: Float[Tensor, "*lead k"]
-    phi_right: Float[Tensor, "*lead k"]
-
-
-class Maps(NamedTuple):
-    """What an attention does with each pair of query and key: its weights and, if it has one, its window."""
-
-    weights: Float[Tensor, "*lead q k"]
-    window: SoftWindow | None = None
 
 
 def discrete_window(left: int | Int[Tensor, "..."], right: int | Int[Tensor, "..."], num_keys: int) -> Tensor:
@@ -127,6 +111,16 @@ def segment_bounds(
     return first.clamp(min=0), (first + segment_size - 1).clamp(max=num_keys - 1)
 
 
+def segments_of(
+    phi: Float[Tensor, "*lead k"], segment_size: int, origin: Int[Tensor, " b"] | None
+) -> tuple[Int[Tensor, "*lead k"], Int[Tensor, "*lead k"]]:
+    """Return `segment_bounds` in the shape of `phi`, whose first dimension `origin` runs along."""
+    if origin is not None:
+        origin = origin.view(-1, *[1] * (phi.dim() - 2))
+    first, last = segment_bounds(phi.shape[-1], segment_size, origin)
+    return first.to(phi.device).expand_as(phi), last.to(phi.device).expand_as(phi)
+
+
 def rightward(
     phi: Float[Tensor, "*lead k"], segment_size: int = 1, *, segment_origin: Int[Tensor, " b"] | None = None
 ) -> Float[Tensor, "*lead k"]:
@@ -143,7 +137,7 @@ def rightward(
     prefix = phi.cumsum(-1)
     if segment_size == 1:
         return prefix
-    _, last = _segment_bounds_of(phi, segment_size, segment_origin)
+    _, last = segments_of(phi, segment_size, segment_origin)
     return prefix.gather(-1, last)
 
 
@@ -161,7 +155,7 @@ def leftward(
     suffix = phi.flip(-1).cumsum(-1).flip(-1)
     if segment_size == 1:
         return suffix
-    first, _ = _segment_bounds_of(phi, segment_size, segment_origin)
+    first, _ = segments_of(phi, segment_size, segment_origin)
     return suffix.gather(-1, first)
 
 
@@ -211,10 +205,24 @@ def soft_window(
         window = window - mass_left * mass_right
     if window_tolerance > 0:
         window = window.masked_fill(window < window_tolerance, 0.0)
+    return show_sinks(window, sinks, segment_origin, mask)
+
+
+def show_sinks(
+    window: Float[Tensor, "*lead k"],
+    sinks: int,
+    origin: Int[Tensor, " b"] | None = None,
+    mask: Bool[Tensor, "..."] | None = None,
+) -> Float[Tensor, "*lead k"]:
+    """Set M to 1 at those of the first `sinks` keys from `origin` on that `mask` shows.
+
+    >>> show_sinks(torch.zeros(4), 2)
+    tensor([1., 1., 0., 0.])
+    """
     if sinks == 0:
         return window
-    origin = None if segment_origin is None else segment_origin.view(-1, *[1] * (window.dim() - 2))
-    shown = sink_mask(window.shape[-1], sinks, origin).to(window.device)
+    first = None if origin is None else origin.view(-1, *[1] * (window.dim() - 2))
+    shown = sink_mask(window.shape[-1], sinks, first).to(window.device)
     return window.masked_fill(shown if mask is None else shown & mask, 1.0)
 
 
@@ -445,13 +453,3 @@ def _no_autocast(x: Tensor) -> AbstractContextManager[object]:
     """Switch autocast off, on devices that have it; meta does not."""
     device = x.device.type
     return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
-
-
-def _segment_bounds_of(
-    phi: Tensor, segment_size: int, origin: Int[Tensor, " b"] | None
-) -> tuple[Tensor, Tensor]:
-    """Return `segment_bounds` in the shape of `phi`, whose first dimension `origin` runs along."""
-    if origin is not None:
-        origin = origin.view(-1, *[1] * (phi.dim() - 2))
-    first, last = segment_bounds(phi.shape[-1], segment_size, origin)
-    return first.to(phi.device).expand_as(phi), last.to(phi.device).expand_as(phi)

@@ -24,9 +24,9 @@ from diffwindow.checks import (
     show_options,
     window_threshold,
 )
-from diffwindow.functional import Maps, SoftWindow
 from diffwindow.kernels import operator, single_query, triton
 from diffwindow.messages import check_choice
+from diffwindow.soft_window import Maps, SoftWindow, Span, apply_rule, compose_window, point_window
 
 __all__ = [
     "IMPLS",
@@ -36,7 +36,9 @@ __all__ = [
     "Maps",
     "Options",
     "SoftWindow",
+    "Span",
     "choose_impl",
+    "compose_window",
     "interval_attention",
     "support_report",
     "visible_mask",
@@ -50,7 +52,11 @@ IMPLS: tuple[str, ...] = get_args(Impl)
 # What a call may ask for that some kernels lack, as errors name it. All have the other options, and the
 # reference has everything.
 Feature = Literal[
-    "gradients of attn_bias", "heads of more than 512 bytes", "transforms of torch.func", "sinks"
+    "gradients of attn_bias",
+    "heads of more than 512 bytes",
+    "transforms of torch.func",
+    "sinks",
+    "window rules",
 ]
 
 
@@ -69,7 +75,7 @@ SUPPORT: dict[Impl, Support] = {
     "cpu": Support(
         devices=("cpu",),
         dtypes=(torch.float32, torch.bfloat16),
-        lacks=("gradients of attn_bias", "transforms of torch.func", "sinks"),
+        lacks=("gradients of attn_bias", "transforms of torch.func", "sinks", "window rules"),
     ),
     "triton": Support(
         devices=("cuda",),
@@ -135,6 +141,8 @@ def window_attention(
             multiplicative output by at most the tolerance times the largest |v|, an additive score by at most
             the tolerance times the local score; a normalised output has no such bound, for where all large
             scores lie outside the window, small M decide.
+        window_rule: For inference: "soft" is the window as it was trained; "argmax", "half" and "joint" make
+            it discrete, as `SoftWindow.discrete` does; "none" sets M = 1.
         scale: The factor of all scores; 1/√width by default.
         dropout_p: The share of weights to drop; in a multiplicative window that is not normalised, before
             the product with M.
@@ -160,7 +168,7 @@ def attend(
     impl: Impl,
 ) -> Float[Tensor, "b h q w"]:
     """Compute `window_attention` with options that were read before."""
-    if impl in ("auto", "cpu"):
+    if impl in ("auto", "cpu") and options.window_rule == "soft":
         out = single_query.attend(q, k, v, boundaries, local, options)
         if out is not None:
             return out
@@ -327,6 +335,7 @@ def _needs(widest: int, options: Options) -> tuple[Feature, ...]:
         "heads of more than 512 bytes": widest > 512,
         "transforms of torch.func": _is_transformed() or forward_ad._current_level >= 0,
         "sinks": options.sinks > 0,
+        "window rules": options.window_rule != "soft",
     }
     return tuple(feature for feature, wanted in asked.items() if wanted)
 
@@ -362,40 +371,41 @@ def _maps(
     """Compute the equations in plain PyTorch; dropout without a seed draws one."""
     mask = _visible(q, k, options)
     scale, dropout_p = options.scale, options.dropout_p
-    q_left, k_left, q_right, k_right = boundaries
-    phi_left = functional.boundary(q_left, k_left, mask=mask, scale=scale)
-    phi_right = functional.boundary(q_right, k_right, mask=mask, scale=scale)
-    window = functional.soft_window(
-        phi_left,
-        phi_right,
-        segment_size=options.segment_size,
-        segment_origin=options.segment_origin,
-        expectation=options.expectation,
-        window_tolerance=window_threshold(
-            options.window_tolerance, phi_left.dtype, normalize=options.normalize
-        ),
-        sinks=options.sinks,
-        mask=mask,
-    )
+    window = apply_rule(_point(boundaries, mask, options), options.window_rule)
     score = functional.scores(q, k, scale, mask=mask)
     if options.attn_bias is not None:
         score = score + options.attn_bias
     if local is None:
         weigh = functional.normalized_weights if options.normalize else functional.multiplicative_weights
-        weights = weigh(score, window, mask=mask, dropout_p=dropout_p, seed=seed)
+        weights = weigh(score, window.values, mask=mask, dropout_p=dropout_p, seed=seed)
     else:
         local_score = functional.scores(*local, scale, mask=mask)
         weights = functional.additive_weights(
-            score, local_score, window, mask=mask, dropout_p=dropout_p, seed=seed
+            score, local_score, window.values, mask=mask, dropout_p=dropout_p, seed=seed
         )
-    return Maps(weights, SoftWindow(window, phi_left, phi_right))
+    return Maps(weights, window)
+
+
+def _point(boundaries: Boundaries, mask: Tensor | None, options: Options) -> SoftWindow:
+    """Return the soft window of a call."""
+    dtype = functional.at_least_fp32(boundaries.q_left).dtype
+    return point_window(
+        boundaries,
+        mask=mask,
+        scale=options.scale,
+        segment_size=options.segment_size,
+        segment_origin=options.segment_origin,
+        expectation=options.expectation,
+        window_tolerance=window_threshold(options.window_tolerance, dtype, normalize=options.normalize),
+        sinks=options.sinks,
+    )
 
 
 def _reference(call: operator.Call) -> Tensor:
     """Compute the operator of the kernels in plain PyTorch."""
     boundaries = Boundaries(call.q_left, call.k_left, call.q_right, call.k_right)
     local = None if call.q_local is None or call.k_local is None else (call.q_local, call.k_local)
-    shared = {name: getattr(call, name) for name in Options._fields if name != "expectation"}
+    shared = {name: getattr(call, name) for name in Options._fields if name in call._fields}
     options = Options(**shared, expectation="exact" if call.exact else "paper")
     return _attend_plainly(call.q, call.k, call.v, boundaries, local, options, call.seed)
 

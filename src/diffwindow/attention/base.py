@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from diffwindow import functional
 from diffwindow.attention.visibility import EVERYTHING, Visibility, rotate
 from diffwindow.checks import check_bool, check_dropout, check_positive
-from diffwindow.functional import Maps
 from diffwindow.kernels import few_rows
 from diffwindow.messages import check_choice
+from diffwindow.soft_window import Maps
 
 Init = Literal["stacked", "separate"]
 INITS: tuple[str, ...] = get_args(Init)

@@ -17,7 +17,7 @@ from diffwindow.attention.visibility import (
     relative_positions,
     table_rows,
 )
-from diffwindow.functional import Maps
+from diffwindow.soft_window import Maps
 
 BASELINES: dict[str, Kind] = {}
 

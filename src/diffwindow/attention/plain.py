@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from diffwindow import functional
 from diffwindow.attention.base import Keys, Queries, StackedAttention
 from diffwindow.attention.visibility import EVERYTHING, Visibility, relative_positions
-from diffwindow.functional import Maps
+from diffwindow.soft_window import Maps
 
 
 class Pairs(NamedTuple):

@@ -32,9 +32,9 @@ from diffwindow.checks import (
     read_options,
     show_options,
 )
-from diffwindow.functional import Maps
 from diffwindow.kernels import few_rows
 from diffwindow.messages import check_choice
+from diffwindow.soft_window import Maps
 
 Window = Literal["additive", "multiplicative"]
 WINDOWS: tuple[str, ...] = get_args(Window)

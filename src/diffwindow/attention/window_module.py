@@ -10,8 +10,8 @@ from diffwindow import functional, ops
 from diffwindow.attention.plain import plain_attention, plain_weights
 from diffwindow.attention.visibility import Visibility
 from diffwindow.checks import Options
-from diffwindow.functional import Maps
 from diffwindow.messages import check_choice
+from diffwindow.soft_window import Maps
 
 
 class WindowModule(nn.Module):

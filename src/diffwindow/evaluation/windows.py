@@ -20,9 +20,10 @@ from diffwindow.attention.visibility import EVERYTHING, Visibility
 from diffwindow.attention.window import WindowAttention, window_attentions
 from diffwindow.checks import check_tolerance
 from diffwindow.data.store import Store
-from diffwindow.functional import Maps, segment_bounds
+from diffwindow.functional import segment_bounds
 from diffwindow.models.classifier import Classifier
 from diffwindow.models.model import evaluating
+from diffwindow.soft_window import Maps
 from diffwindow.special_tokens import PAD
 from diffwindow.tasks.classification import Classification, ClassificationBatch
 from diffwindow.tasks.task import B, Task, sweep

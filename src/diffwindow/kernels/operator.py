@@ -98,8 +98,8 @@ def window_attention(
 ) -> Tensor:
     """Run window attention in a backend: multiplicative unless `local` is given; dropout needs a seed."""
     q_local, k_local = local or (None, None)
-    shared = options._asdict()
-    exact = shared.pop("expectation") == "exact"
+    shared = {name: value for name, value in options._asdict().items() if name in Call._fields}
+    exact = options.expectation == "exact"
     call = Call(
         q=q, k=k, v=v, **boundaries._asdict(), q_local=q_local, k_local=k_local, seed=seed, exact=exact,
         backend=backend, **shared,

@@ -12,10 +12,10 @@ from diffwindow.attention.kinds import WINDOWED
 from diffwindow.attention.visibility import first_true
 from diffwindow.attention.window_module import WindowModule
 from diffwindow.checks import CallOptions, Options, check_window_options
-from diffwindow.functional import Maps
 from diffwindow.kernels import cpu
 from diffwindow.models.added_windows import WindowInit
 from diffwindow.notation import Attention
+from diffwindow.soft_window import Maps
 
 # How many queries of a call tell how wide windows are.
 SAMPLED_QUERIES = 16

@@ -19,9 +19,9 @@ from diffwindow.attention.visibility import Visibility
 from diffwindow.attention.window import WindowAttention
 from diffwindow.attention.window_module import WindowModule
 from diffwindow.checks import check_whole
-from diffwindow.functional import Maps
 from diffwindow.messages import quote
 from diffwindow.models.window_adapter import WindowAdapter
+from diffwindow.soft_window import Maps
 from diffwindow.view.trace import Array, AttentionTrace, LayerMaps
 
 Captured = StackedAttention | WindowAdapter
@@ -124,7 +124,7 @@ def _call(maps: Maps, visibility: Visibility, *, row: int, crosses: bool) -> _Ca
     """Take the sentence `row` out of the maps of a batch, without its padding."""
     named = {"weights": maps.weights}
     if maps.window is not None:
-        values, phi_left, phi_right = maps.window
+        values, phi_left, phi_right, *_ = maps.window
         named |= {"window": values, "phi_left": phi_left, "phi_right": phi_right}
     batch = named["weights"].shape[0]
     if not 0 <= row < batch:
