@@ -75,7 +75,7 @@ SUPPORT: dict[Impl, Support] = {
     "cpu": Support(
         devices=("cpu",),
         dtypes=(torch.float32, torch.bfloat16),
-        lacks=("gradients of attn_bias", "transforms of torch.func", "sinks", "window rules"),
+        lacks=("gradients of attn_bias", "transforms of torch.func", "window rules"),
     ),
     "triton": Support(
         devices=("cuda",),

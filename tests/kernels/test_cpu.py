@@ -57,6 +57,9 @@ VARIANTS = {
     "layout one row": {
         "layouts": ("rows",) * 3 + ("one row",) + ("rows",) * 2 + ("one row",) + ("rows",) * 2
     },
+    "sinks": {"sinks": 4, "causal": True},
+    "more sinks than a tile": {"sinks": 70, "mask": "padding"},
+    "sinks within segments from an origin": {"sinks": 7, "segment_size": 5, "origin": True},
     "causal and mask": {"causal": True, "mask": "per head", "segment_size": 3},
 }
 

@@ -74,6 +74,9 @@ VARIANTS = {
     "bf16": {"dtype": torch.bfloat16},
     "two wide": {"widths": (16, 2, 2, 16, 16)},
     "three wide": {"widths": (16, 3, 3, 16, 7)},
+    "sinks": {"sinks": 4, "causal": True},
+    "sinks within segments from an origin": {"sinks": 5, "segment_size": 7, "origin": True},
+    "sinks that are hidden": {"sinks": 3, "mask": "per head", "dtype": torch.bfloat16},
     "views": {"stacked": True, "widths": (16, 8, 8, 16, 16)},
 }
 
@@ -85,7 +88,7 @@ def test_windows_that_jump_between_tiles(kind, variant, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", TOLERANCES)
-@pytest.mark.parametrize("variant", ["plain", "causal", "segments"])
+@pytest.mark.parametrize("variant", ["plain", "causal", "segments", "sinks"])
 @pytest.mark.parametrize("places", PLACES)
 def test_windows_that_leave_tiles_out(kind, variant, places, monkeypatch):
     check_places(PLACES[places], {**TOLERANCES[kind], **VARIANTS[variant]}, monkeypatch)
@@ -138,6 +141,24 @@ def test_values_outside_of_all_windows_are_not_read(kind):
     assert not grads[2][:, :, 192:].any()
 
 
+@pytest.mark.parametrize("kind", ["multiplicative", "normalised"])
+@pytest.mark.parametrize("start", [0, 70])
+def test_sinks_are_read_and_the_rest_of_their_tile_is_not(kind, start):
+    config = Configuration(queries=40, keys=KEYS, batch=1, sinks=4, **TOLERANCES[kind])
+    chosen = options(config) | {"segment_origin": torch.tensor([start])}
+    place = torch.full((config.queries,), 210)
+    results = []
+    for filling in (0.0, math.nan):
+        inputs = [x.float() for x in pointing(config, place, place + 20)]
+        inputs[2][:, :, start + 4 : 128] = filling
+        leaves = [x.requires_grad_() for x in inputs]
+        out = call(leaves, impl="cpu", **chosen)
+        results.append([out, *torch.autograd.grad(out.square().sum(), leaves)])
+    for clean, found in zip(*results, strict=True):
+        assert torch.equal(found, clean)
+    assert results[0][3][:, :, start : start + 4].all()
+
+
 def test_a_score_outside_of_the_window_may_be_far_larger():
     # a normalised window does not see it: e^200 would be infinite
     config = Configuration(queries=20, keys=KEYS, additive=False, normalize=True)
@@ -159,3 +180,5 @@ def test_dropout_with_a_window_that_leaves_tiles_out(kind):
     config = Configuration(queries=37, keys=KEYS, **KINDS[kind])
     chosen = {"window_tolerance": 0.4, **({"normalize": True} if kind == "normalised" else {})}
     check_dropout(config, 0.3, "cpu", **chosen)
+    if kind != "additive":
+        check_dropout(config, 0.3, "cpu", sinks=3, **chosen)

@@ -88,6 +88,8 @@ VARIANTS = {
     "no tail": {"widths": (64, 8, 8, 64, 64), "heads": 8},
     "wide scores": {"spread": 3.0},
     "tolerance": {"window_tolerance": 0.1, "spread": 2.0},
+    "sinks": {"sinks": 3, "window_tolerance": 0.1, "spread": 2.0},
+    "sinks in a padded cache": {"sinks": 9, "origin": True, "mask": "per head", "stacked": True},
     **{f"mask {mask}": {"mask": mask} for mask in MASKS[1:]},
     **{f"layout {layout}": {"layouts": (layout,) * 9} for layout in DENSE[1:]},
     **{f"bias {bias}": {"bias": bias} for bias in BIASES[1:]},
@@ -107,6 +109,7 @@ def test_normalised_windows_go_the_direct_way(tolerance, no_operator):
         chosen = {"keys": keys, "window_tolerance": tolerance, "normalize": True, "spread": 2.0}
         check(single(additive=False, **chosen))
         check(single(additive=False, segment_size=3, mask="padding", stacked=True, **chosen))
+        check(single(additive=False, sinks=2, **chosen))
 
 
 @BOTH_KINDS

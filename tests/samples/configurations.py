@@ -51,6 +51,7 @@ class Configuration:
     device: str = "cpu"
     window_tolerance: float = 0.0  # about: `options` moves it to where no M is near
     normalize: bool = False
+    sinks: int = 0
 
     def generator(self) -> torch.Generator:
         return torch.Generator().manual_seed(self.seed)
@@ -90,6 +91,7 @@ def draw(seed: int, impl: str = "cpu") -> Configuration:
         bias=choose("none", *BIASES),
         window_tolerance=choose(0.0, 0.003, 0.1, 0.5),
         normalize=choose(True, False),
+        sinks=choose(0, 0, 1, 4, 70) if "sinks" not in support.lacks else 0,
     )
 
 
@@ -195,10 +197,12 @@ def options(config: Configuration) -> dict:
         "expectation": config.expectation,
         "scale": config.scale,
     }
+    # additive windows take neither
+    if not config.additive:
+        chosen |= {"normalize": config.normalize, "sinks": config.sinks}
     if config.window_tolerance > 0:
         chosen["window_tolerance"] = clear_tolerance(config, chosen)
-    # additive windows do not take it
-    return chosen | ({"normalize": True} if config.normalize and not config.additive else {})
+    return chosen
 
 
 def clear_tolerance(config: Configuration, chosen: dict) -> float:

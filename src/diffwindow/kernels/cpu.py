@@ -31,10 +31,10 @@ _STATISTICS = 6
 ATTENTION = "=8q Qd 5q 5q 8q 2q"
 # A pair of queries and keys with width and scale.
 PAIR = "8qqd"
-# `Problem` adds flags and the segment size (4q), the threshold (d), the segment origin (q), four pairs, then
-# ten tensors for backward.
+# `Problem` adds flags, the segment size and the sinks (5q), the threshold (d), the segment origin (q), four
+# pairs, then ten tensors for backward.
 _BACKWARD_FIELDS = 4 * 10
-_LAYOUT = struct.Struct(ATTENTION + "4q d q" + PAIR * 4 + f"{_BACKWARD_FIELDS}q")
+_LAYOUT = struct.Struct(ATTENTION + "5q d q" + PAIR * 4 + f"{_BACKWARD_FIELDS}q")
 
 
 def why_not() -> str | None:
@@ -94,7 +94,7 @@ def _problem(call: Call, out: Tensor, rows: Tensor) -> list[int | float]:
     origin = call.segment_origin
     fields = [
         *attention_fields(call, out, rows), call.q_local is not None, call.exact, call.normalize,
-        call.segment_size, call.threshold, 0 if origin is None else origin.data_ptr(),
+        call.segment_size, call.sinks, call.threshold, 0 if origin is None else origin.data_ptr(),
     ]  # fmt: skip
     queries = (call.q, call.q_left, call.q_right, call.q_local)
     keys = (call.k, call.k_left, call.k_right, call.k_local)

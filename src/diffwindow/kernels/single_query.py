@@ -13,7 +13,7 @@ from diffwindow.checks import EXPECTATIONS, MOST_KEYS, Boundaries, Options, wind
 from diffwindow.kernels import build, cpu
 
 # The C++ `SingleQuery`, eight bytes per field; a view is its address, its sizes and its strides.
-_LAYOUT = struct.Struct("=7q 2d 3q q" + "9q" * 11)
+_LAYOUT = struct.Struct("=8q 2d 3q q" + "9q" * 11)
 _ABSENT = (0,) * 9
 # what dw_single_query returns
 _DONE, _NO_MEMORY = 0, 1
@@ -35,7 +35,7 @@ def attend(
         return None
     if not isinstance(boundaries, Boundaries) or not _can_serve(q.dtype, options):
         return None
-    if local is not None and (options.normalize or not _is_pair(local)):
+    if local is not None and (options.normalize or options.sinks or not _is_pair(local)):
         return None
     q_left, k_left, q_right, k_right = boundaries
     q_local, k_local = local or (None, None)
@@ -53,11 +53,11 @@ def _can_serve(dtype: torch.dtype, options: Options) -> bool:
     return (
         dtype in (torch.float32, torch.bfloat16)
         and options.dropout_p == 0
-        and options.sinks == 0
         # others raise an error, or are traced
         and type(options.is_causal) is type(options.normalize) is bool
-        and type(options.segment_size) is int
+        and type(options.segment_size) is type(options.sinks) is int
         and options.segment_size <= MOST_KEYS
+        and 0 <= options.sinks <= MOST_KEYS
         and (options.scale is None or (type(options.scale) is float and math.isfinite(options.scale)))
         and type(options.window_tolerance) is type(options.dropout_p) is float
         and 0 <= options.window_tolerance < 1
@@ -80,8 +80,8 @@ def _run(views: list[int], q: Tensor, options: Options) -> Tensor | None:
     threshold = window_threshold(options.window_tolerance, torch.float32, normalize=options.normalize)
     fields = _LAYOUT.pack(
         q.dtype is torch.bfloat16, options.is_causal, options.expectation == "exact", options.normalize,
-        options.segment_size, options.scale is not None, torch.get_num_threads(), options.scale or 0.0,
-        threshold, *origins, out.data_ptr(), *mask, *bias, *views,
+        options.segment_size, options.sinks, options.scale is not None, torch.get_num_threads(),
+        options.scale or 0.0, threshold, *origins, out.data_ptr(), *mask, *bias, *views,
     )  # fmt: skip
     status = build.load().dw_single_query(fields)
     if status == _NO_MEMORY:

@@ -21,6 +21,7 @@ struct Panel {  // the state of a panel between tiles
   alignas(64) float before[kSides][kPanel];   // F up to the tile
   alignas(64) float scan[kSides][kPanel];     // Σ (dG − dF) up to the tile
   alignas(64) float total[kSides][kPanel];    // Σ φ dφ, short of a constant that cancels
+  alignas(64) float sunk[kPanel];             // Σ A (dA − D) over the sinks of a normalised window
 };
 
 struct Gradients {  // sums for a head's keys and values, fp32, rows zero-padded to `padded` columns
@@ -165,6 +166,7 @@ void differentiate_outside(int64_t begin, int64_t end, const Dropout& dropout, c
 
 // From φ and scores to gradients over a tile: score <- A, grad <- dS, local <- dO_local, slope <- φ dφ. Multiplicative
 // scores are P already. Normalised, P is e^(s − max) over the sum of all A, and dS = A ⊙ (dA − D), dM = P ⊙ (dA − D).
+// Sinks have M = 1 and dM = 0.
 template <Kind kind, bool Segment, bool Cut>
 void differentiate(const Problem& p, const Grid& grid, int64_t begin, int64_t end, const Dropout& dropout, Panel& panel,
                    const PanelTile& x) {
@@ -179,7 +181,7 @@ void differentiate(const Problem& p, const Grid& grid, int64_t begin, int64_t en
     const vec left_before = load(panel.before[0] + lane), right_before = load(panel.before[1] + lane);
     vec left_here{}, right_here{};
     vec scan_left = load(panel.scan[0] + lane), scan_right = load(panel.scan[1] + lane);
-    vec total_left = load(panel.total[0] + lane), total_right = load(panel.total[1] + lane);
+    vec total_left = load(panel.total[0] + lane), total_right = load(panel.total[1] + lane), sunk = load(panel.sunk + lane);
     for (int64_t first = begin, last; first < end; first = last) {
       last = Segment ? std::min(grid.segment_end(first), end) : first + 1;
       vec mass_left{}, mass_right{};
@@ -212,16 +214,22 @@ void differentiate(const Problem& p, const Grid& grid, int64_t begin, int64_t en
           store(x.local + at, grad_score * window);
           grad_window += grad_score * local;
         } else if constexpr (kind == kMultiplicative) {
-          const vec weight = load(x.score + at);
-          store(x.score + at, weight * keep * window);
-          store(x.grad + at, weight * (grad * window - dot));
-          grad_window += grad * weight;
+          const bool is_sink = grid.sinks(key);
+          const vec weight = load(x.score + at), m = is_sink ? splat(1.f) : window;
+          store(x.score + at, weight * keep * m);
+          store(x.grad + at, weight * (grad * m - dot));
+          if (!is_sink) grad_window += grad * weight;
         } else {
-          const vec weight = cut ? vec{} : load(x.score + at);
+          const bool is_sink = grid.sinks(key);
+          const vec share = load(x.score + at), inside = cut ? vec{} : share;
+          const vec weight = is_sink ? share : inside, m = is_sink ? splat(1.f) : window;
           const vec grad_score = weight * (grad - dot);
-          store(x.score + at, weight * keep * window);
-          store(x.grad + at, grad_score * window);
-          grad_window += grad_score;
+          store(x.score + at, weight * keep * m);
+          store(x.grad + at, grad_score * m);
+          if (is_sink)
+            sunk += grad_score;
+          else
+            grad_window += grad_score;
         }
       }
       if constexpr (Cut) grad_window = cut ? vec{} : grad_window;
@@ -253,6 +261,7 @@ void differentiate(const Problem& p, const Grid& grid, int64_t begin, int64_t en
     store(panel.scan[1] + lane, scan_right);
     store(panel.total[0] + lane, total_left);
     store(panel.total[1] + lane, total_right);
+    store(panel.sunk + lane, sunk);
   }
 }
 
@@ -398,12 +407,12 @@ class Backward {
 
   // Add what only the whole row tells to dφ. It ends in − Σ φ dφ, short of Σ dF which cancels. Normalised, M can be small
   // and dM large, and so can Σ dF be against the dφ it would cancel from; there the sums of dF after each tile are added, and
-  // Σ φ dφ = Σ M dM = 0.
+  // Σ φ dφ = Σ M dM = −Σ A (dA − D) over the sinks, for over all keys that is 0.
   void finish_slopes(const Block& block) {
     for (int64_t i = 0; i < block.panels; ++i)
       for (int side = 0; side < kSides; ++side)
         for (int64_t lane = 0; lane < kPanel; lane += kLanes) {
-          vec rest = p_.is_normalized ? vec{} : -load(panels_[i].total[side] + lane);
+          vec rest = p_.is_normalized ? load(panels_[i].sunk + lane) : -load(panels_[i].total[side] + lane);
           for (int64_t index = num_tiles_[i]; index-- > 0;) {
             TilePointers& tile = w_.tile[index];
             store(tile.slope[i][side] + lane, load(tile.slope[i][side] + lane) + rest);
@@ -418,7 +427,8 @@ class Backward {
     for (int64_t i = 0; i < block.panels; ++i) {
       if (block.end(i, last) <= first) continue;
       Panel& x = panels_[i];
-      if (!is_cut(p_) || ((tile.some >> i & 1) && reaches(float(p_.threshold), block.rows_of(i), x.before, tile.mass[i]))) {
+      const auto is_reached = [&] { return reaches(float(p_.threshold), block.rows_of(i), x.before, tile.mass[i]); };
+      if (!is_cut(p_) || grid_.sinks.meet(first, last) || ((tile.some >> i & 1) && is_reached())) {
         tile.inside |= PanelBits(1) << i;
         std::memset(tile.slope[i], 0, sizeof(tile.slope[i]));
         continue;

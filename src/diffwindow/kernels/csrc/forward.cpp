@@ -234,7 +234,8 @@ class Forward {
       if (block.end(i, tile.last) <= tile.first) continue;
       auto& before = panels_[i].before;
       const auto& mass = pointers(tile, i).sum;
-      const bool inside = reaches(float(p_.threshold), block.rows_of(i), before, mass);
+      const bool inside = grid_.sinks.meet(tile.first, tile.last) ||
+                          reaches(float(p_.threshold), block.rows_of(i), before, mass);
       for (int64_t lane = 0; lane < block.rows_of(i); ++lane) {
         const bool needed = inside || !(mass[0][lane] < kNegligible && mass[1][lane] < kNegligible);
         word* bits = p_.tile_bits(head_.b, head_.h, block.query + i * kPanel + lane);
@@ -270,6 +271,7 @@ class Forward {
                          {{w_.suffix[0], w_.suffix[1]}, pointers(tile, i).after},
                          w_.pointer[0].data + i * w_.pointer[0].step, w_.pointer[1].data + i * w_.pointer[1].step, score,
                          local);
+      if (!Additive && is_inside) grid_.sinks.show(tile.first, end, kPanel, local);
       mask(block, i, tile, score);
       alignas(64) float rescale[kPanel];
       dropout_.seed_panel(p_, head_.b, head_.h, block.query + i * kPanel);

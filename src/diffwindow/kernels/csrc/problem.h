@@ -52,7 +52,7 @@ struct Attention {
 // A learned window, in the order of `_problem`. A row has kStatistics, for bf16 the output in fp32, for windows that are cut a
 // bit per tile.
 struct Problem : Attention {
-  int64_t is_additive, is_exact, is_normalized, segment_size;
+  int64_t is_additive, is_exact, is_normalized, segment_size, sinks;
   double threshold;  // the window is 0 where it is below the threshold; a threshold of 0 is none
   const int64_t* segment_origin;
   Pair pair[kMaxPairs];
@@ -74,11 +74,29 @@ constexpr int64_t kMaxPanels = 4;   // panels of queries that share a tile of ke
 DW_INLINE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 DW_INLINE int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
-// Where segments end, and tiles of keys that hold whole segments.
+// The first `count` keys of a sequence that starts at `origin`, where M = 1 whatever the pointers say.
+struct Sinks {
+  int64_t begin, end;
+
+  Sinks(int64_t origin, int64_t count, int64_t keys)
+      : begin(std::clamp<int64_t>(origin, 0, keys)), end(std::min(begin + count, keys)) {}
+  DW_INLINE bool operator()(int64_t key) const { return begin <= key && key < end; }
+  bool meet(int64_t first, int64_t last) const { return std::max(first, begin) < std::min(last, end); }
+  // Set M of keys [first, last) to 1 at the sinks; each key has `width` values.
+  void show(int64_t first, int64_t last, int64_t width, float* window) const {
+    if (meet(first, last))
+      std::fill(window + (std::max(first, begin) - first) * width, window + (std::min(last, end) - first) * width, 1.f);
+  }
+};
+
+// Where segments end, and tiles of keys that hold whole segments. A tile ends where the sinks do, so that a window which
+// reaches nothing else there computes little more than them.
 struct Grid {
   int64_t size, offset, tile_keys;
+  Sinks sinks;
 
-  Grid(const Problem& p, int64_t b) : size(p.segment_size) {
+  Grid(const Problem& p, int64_t b)
+      : size(p.segment_size), sinks(p.segment_origin ? p.segment_origin[b] : 0, p.sinks, p.keys) {
     const int64_t origin = p.segment_origin ? p.segment_origin[b] : 0;
     offset = ((origin % size) + size) % size;
     tile_keys = capacity(p);
@@ -90,6 +108,7 @@ struct Grid {
     return key < offset ? offset : key + size - (key - offset) % size;
   }
   int64_t tile_end(int64_t key, int64_t limit) const {
+    if (sinks.meet(key, limit)) limit = std::min(limit, segment_end(sinks.end - 1));
     if (size == 1) return std::min(key + kTile, limit);
     int64_t end = segment_end(key);
     if (end - key < tile_keys) end += (tile_keys - (end - key)) / size * size;

@@ -18,7 +18,7 @@ struct View {  // [batch head row width], any strides; null if not given
 
 // Eight bytes per field, in the order of kernels/single_query.py.
 struct SingleQuery {
-  int64_t is_bf16, is_causal, is_exact, is_normalized, segment_size, has_scale, threads;
+  int64_t is_bf16, is_causal, is_exact, is_normalized, segment_size, sinks, has_scale, threads;
   double scale, tolerance;
   const int64_t* segment_origin;
   int64_t num_origins, origin_stride;
@@ -30,6 +30,7 @@ struct SingleQuery {
   int64_t heads() const { return q[0].size[1]; }
   int64_t keys() const { return k[0].size[2]; }
   int64_t seen() const { return is_causal ? std::min<int64_t>(keys(), 1) : keys(); }
+  int64_t origin(int64_t b) const { return segment_origin ? segment_origin[b * origin_stride] : 0; }
   int64_t value_width() const { return v.size[3]; }
   int64_t width(int64_t pair) const { return q[pair].size[3]; }
   bool is_additive() const { return q[kLocal].data; }
@@ -310,13 +311,14 @@ class Heads {
     if (p_.segment_size == 1) {
       dw::build_window(left, right, padded_, overlap, factor, w_.f_left, w_.f_right, window);
     } else {
-      const int64_t size = p_.segment_size, origin = p_.segment_origin ? p_.segment_origin[b_ * p_.origin_stride] : 0;
+      const int64_t size = p_.segment_size, origin = p_.origin(b_);
       build_segment_window({size, ((origin % size) + size) % size}, keys_, left, right, overlap, factor, w_.f_left,
                            w_.f_right, window);
       std::fill(window + keys_, window + padded_, 0.f);
     }
     if (p_.tolerance > 0)
       for (int64_t key = 0; key < padded_; ++key) window[key] = window[key] < float(p_.tolerance) ? 0.f : window[key];
+    Sinks(p_.origin(b_), p_.sinks, keys_).show(0, keys_, 1, window);
     if (p_.is_normalized) hide_outside(h);
   }
 
