@@ -24,6 +24,17 @@ def is_observed() -> bool:
     )
 
 
+def holds_floats(x: Tensor) -> bool:
+    """Tell whether these are fp32 numbers in memory, which a kernel can read."""
+    return (
+        type(x) in (Tensor, torch.nn.Parameter)
+        and x.dtype == torch.float32
+        and x.is_cpu
+        and x.layout == torch.strided
+        and not x.is_neg()
+    )
+
+
 # Floats that backward needs of each row, besides the output.
 _STATISTICS = 6
 # The C++ `Attention` of csrc/problem.h, eight bytes per field: flags and sizes (8q), seed and dropout (Qd),

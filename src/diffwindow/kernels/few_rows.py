@@ -67,22 +67,12 @@ def _can_serve(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     if not 0 < x.numel() <= MAX_ROWS * inputs or x.numel() * outputs < _MIN_PRODUCTS:
         return False
     return (
-        _in_memory(x)
+        cpu.holds_floats(x)
         and x.is_contiguous()
-        and _in_memory(weight)
+        and cpu.holds_floats(weight)
         and weight.size(1) == inputs
         and (weight.stride(1) == 1 or inputs == 1)
-        and (bias is None or (_in_memory(bias) and bias.shape == (outputs,) and bias.stride(0) == 1))
+        and (bias is None or (cpu.holds_floats(bias) and bias.shape == (outputs,) and bias.stride(0) == 1))
         and not torch.is_autocast_enabled("cpu")
         and build.ready()
-    )
-
-
-def _in_memory(x: Tensor) -> bool:
-    return (
-        type(x) in (Tensor, nn.Parameter)
-        and x.dtype == torch.float32
-        and x.is_cpu
-        and x.layout == torch.strided
-        and not x.is_neg()
     )

@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from diffwindow.kernels import token_loss as kernel
 from diffwindow.special_tokens import PAD
 
 
@@ -30,7 +31,8 @@ def token_loss(
     """Score `hidden · weightᵀ` against the targets that are not padding, with smoothed labels.
 
     total = Σ (1 − ε) (−log p_target) + ε/v Σ_w (−log p_w), as in `F.cross_entropy`. Gradients are
-    computed along the way, `chunk_size` tokens at a time, and logits are overwritten by theirs.
+    computed along the way, `chunk_size` tokens at a time, and logits are overwritten by theirs. A CPU's
+    kernel, for fp32, chooses the size of its chunks itself.
 
     >>> loss = token_loss(torch.zeros(3, 2), torch.zeros(4, 2), torch.tensor([1, 2, 0]))
     >>> loss.num_tokens, round(loss.total.item() / loss.num_tokens, 4)
@@ -76,6 +78,14 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, smoothing: float, chunk_size: int
     ) -> tuple[Tensor, Tensor]:
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]
+        if kernel.can_serve(hidden, weight, labels):
+            nll, mean_nll, *grads = kernel.score(
+                hidden, weight, labels, smoothing, needs_hidden=needs_hidden, needs_weight=needs_weight
+            )
+            ctx.save_for_backward(*grads)
+            nll = nll.sum()
+            ctx.mark_non_differentiable(nll)
+            return (1 - smoothing) * nll + smoothing * mean_nll.sum(), nll
         grad_hidden = torch.empty_like(hidden) if needs_hidden else None
         grad_weight = torch.zeros_like(weight) if needs_weight else None
         total = hidden.new_zeros((), dtype=torch.promote_types(hidden.dtype, torch.float32))
