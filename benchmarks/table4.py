@@ -13,6 +13,7 @@ from diffwindow.reproduce.jobs import make_store
 from diffwindow.reproduce.scales import Experiment
 from diffwindow.reproduce.tables import PAPER_SPEED, TABLE_4
 from diffwindow.tasks.presets import model_preset
+from diffwindow.training.overrides import resolve
 
 
 def main():
@@ -31,10 +32,8 @@ def main():
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {options.tokens} tokens an update")
     print("| model | parameters | paper's speed, relative | ours, relative |\n| --- | --- | --- | --- |")
     for row, paper in zip(TABLE_4.rows, PAPER_SPEED, strict=True):
-        layers = {
-            text.split("=")[0].removeprefix("model."): int(text.split("=")[1]) for text in row.overrides
-        }
-        model = base.model_copy(update={"attention": row.attention, **layers})
+        config = resolve(setting.preset, setting.overrides_of(row), {"attention": row.attention})
+        model = base.model_copy(update=config.model_options)
         ratio = f"{paper / PAPER_SPEED[0]:.2f} | {ratios[row.key]:.2f}"
         print(f"| {row.label} | {model.count_parameters():,} | {ratio} |")
 

@@ -236,6 +236,15 @@ def _outcome(job, value, problem=None):
     return FinishedJob(job, None if problem else result, problem)
 
 
+def test_the_parameters_of_the_paper_stand_beside_ours(tmp_path):
+    for name, shown in (("table4", "| Transformer, one layer more | 1,000 | 69 M |"), ("table3", "")):
+        table = table_of(name)
+        done = [_outcome(job, 30.0) for job in jobs_of(table, SMOKE, (1,), tmp_path)]
+        text = markdown(findings(table, SMOKE, done, "…"))
+        assert ("paper's parameters" in text) == bool(shown)
+        assert shown in text
+
+
 def _save_alike(job, term):
     """Store outcomes whose examples are all alike, so that the interval is that of the seeds."""
     job.folder.mkdir(parents=True)

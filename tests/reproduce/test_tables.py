@@ -5,8 +5,9 @@ import pytest
 from diffwindow.reproduce.cost import cost
 from diffwindow.reproduce.scales import SCALES, scale_of
 from diffwindow.reproduce.table import SVA_SUBSET, Column, Row, Table
-from diffwindow.reproduce.tables import TABLES, table_of
+from diffwindow.reproduce.tables import TABLE_4, TABLES, table_of
 from diffwindow.tasks.presets import model_preset
+from diffwindow.training.overrides import resolve
 
 
 @pytest.mark.parametrize("scale", SCALES.values(), ids=SCALES)
@@ -61,6 +62,14 @@ def test_the_models_of_table_1_have_the_counted_parameters():
     assert counts["Enc(AW)-Dec(MW)"] == 68_795_392
     assert counts["Cr(AW,Seg)"] == 65_643_520
     assert counts["Enc(AW)-Cr(AW,Seg)-Dec(MW)"] == 73_523_200
+
+
+@pytest.mark.parametrize(("scale", "layers"), [("paper", [6, 6, 7, 8, 6]), ("mini", [4, 4, 5, 6, 4])])
+def test_the_deeper_rows_of_table_4_have_one_and_two_layers_more(scale, layers):
+    experiment = scale_of(scale).experiments["en-de"]
+    models = [resolve(experiment.preset, experiment.overrides_of(row)).model for row in TABLE_4.rows]
+    assert [model["encoder_layers"] for model in models] == layers
+    assert [model["decoder_layers"] for model in models] == layers
 
 
 def test_a_table_keeps_the_chosen_rows_and_columns():

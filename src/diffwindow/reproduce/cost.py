@@ -50,8 +50,7 @@ class Cost:
 
 def cost(experiment: Experiment, row: Row) -> Cost:
     """Estimate an upper bound: every update full, every parameter used for every token."""
-    overrides = (*experiment.overrides, *row.overrides)
-    return _cost(experiment.preset, overrides, row.attention, experiment.vocab_size)
+    return _cost(experiment.preset, experiment.overrides_of(row), row.attention, experiment.vocab_size)
 
 
 # cached: tables share rows, and counting a model of the paper's size takes a moment
@@ -95,8 +94,7 @@ def relative_speeds(
     opened = Store.open(store)
     steps = {}
     for row in table.rows:
-        overrides = (*experiment.overrides, *row.overrides)
-        config = resolve(experiment.preset, overrides, {"attention": row.attention})
+        config = resolve(experiment.preset, experiment.overrides_of(row), {"attention": row.attention})
         steps[row.key] = _stepper(config, opened)
     base = next(iter(steps))
     ratios: dict[str, list[float]] = {key: [] for key in steps}

@@ -136,6 +136,7 @@ def _row(
         "key": row.key,
         "label": row.label,
         "parameters": next((result["parameters"] for result in by_seed.values()), None),
+        "paper_size": row.paper_size,
         "paper": paper,
         "paper_gain": paper_gain,
         "by_seed": {str(seed): own[seed] for seed in sorted(own)},

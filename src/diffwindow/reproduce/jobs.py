@@ -77,11 +77,8 @@ def terms_of(job: Job) -> Terms | None:
 
 
 def arguments_of(job: Job) -> list[str]:
-    """Return everything that determines a job's result: arguments of `diffwindow train`, then the split.
-
-    What the row says comes last: an ablation may change what the scale has set.
-    """
-    settings = (job.experiment.preset, *job.experiment.overrides, *job.row.overrides)
+    """Return everything that determines a job's result: arguments of `diffwindow train`, then the split."""
+    settings = (job.experiment.preset, *job.experiment.overrides_of(job.row))
     named = {"attention": job.row.attention, "data": job.experiment.store_name, "seed": job.seed}
     return [*settings, *(f"--{name}={value}" for name, value in named.items()), job.column.split]
 
@@ -114,7 +111,7 @@ def _run(job: Job) -> Result:
     from diffwindow.training.run import Run, train
 
     flags = {"attention": job.row.attention, "train.seed": job.seed, "data.path": str(job.store.resolve())}
-    config = resolve(job.experiment.preset, (*job.experiment.overrides, *job.row.overrides), flags)
+    config = resolve(job.experiment.preset, job.experiment.overrides_of(job.row), flags)
     started = time.monotonic()
     train(config, job.folder)
     trained = ModelFolder.read(job.folder)

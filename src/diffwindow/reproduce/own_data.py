@@ -38,7 +38,7 @@ def own_table(
     experiment = Experiment(entry.name, (path, *overrides), corpus=store.name)
     for row in rows:
         # a mistake is told before anything is trained
-        resolve(entry.name, (*experiment.overrides, *row.overrides), {"attention": row.attention})
+        resolve(entry.name, experiment.overrides_of(row), {"attention": row.attention})
     return Table(NAME, f"Windows on {store.name}", (column,), rows), Scale(NAME, about, {NAME: experiment})
 
 

@@ -67,9 +67,11 @@ def _short(row: Finding) -> str:
 def _column(column: Finding, scale: str) -> list[str]:
     metric = METRICS[column["metric"]]
     published = any(row["paper"] is not None for row in column["rows"])
+    sized = published and all(row["paper_size"] for row in column["rows"])
     tested = column["split"] != "valid"
     enough = any(row["gain"] and row["gain"]["reach"] is not None for row in column["rows"])
-    lines = [_cells(row, scale, published=published, tested=tested, enough=enough) for row in column["rows"]]
+    shown = {"sized": sized, "published": published, "tested": tested, "enough": enough}
+    lines = [_cells(row, scale, **shown) for row in column["rows"]]
     texts = [
         f"## {column['title']}: {metric.title}, {'more' if metric.more_is_better else 'less'} is better",
         f"Corpus `{column['corpus']}`; {_evaluated(column)}; {column['model']}; gains are over "
@@ -107,10 +109,14 @@ def _about_intervals(column: Finding) -> str:
     return "There are no gains yet."
 
 
-def _cells(row: Finding, scale: str, *, published: bool, tested: bool, enough: bool) -> dict[str, str]:
+def _cells(
+    row: Finding, scale: str, *, sized: bool, published: bool, tested: bool, enough: bool
+) -> dict[str, str]:
     """Return the cells of a row by the heads of their columns."""
     ours, gain = row["ours"], row["gain"]
     cells = {"model": row["label"], "parameters": f"{row['parameters']:,}" if row["parameters"] else ""}
+    if sized:
+        cells["paper's parameters"] = f"{row['paper_size']} M"
     if published:
         cells["paper"] = _number(row["paper"])
     cells[f"ours ({scale})"] = _number(ours["mean"]) if ours else "not run"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from diffwindow.messages import check_choice
-from diffwindow.reproduce.table import Column, Table
+from diffwindow.reproduce.table import Column, Row, Table
+from diffwindow.training.overrides import resolve
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,19 @@ class Experiment:
         parts = {"vocab": self.vocab_size, "rows": self.rows, "kept": self.kept if self.kept < 1000 else None}
         names = [self.corpus_name, *([self.task] if self.task else [])]
         return "-".join([*names, *(f"{name}{n}" for name, n in parts.items() if n is not None)])
+
+    def overrides_of(self, row: Row) -> tuple[str, ...]:
+        """Return the overrides of a row; its own come last, as an ablation may change what a scale has set.
+
+        >>> Experiment("sst2", ("model.num_layers=4",)).overrides_of(Row("deeper", more_layers=1))
+        ('model.num_layers=4', 'model.num_layers=5')
+        """
+        overrides = (*self.overrides, *row.overrides)
+        if not row.more_layers:
+            return overrides
+        model = resolve(self.preset, overrides).model
+        stacks = (name for name in model if name.endswith("_layers"))
+        return (*overrides, *(f"model.{name}={model[name] + row.more_layers}" for name in stacks))
 
 
 @dataclass(frozen=True)

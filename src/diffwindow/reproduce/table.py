@@ -12,21 +12,29 @@ PLAIN = "Global"
 
 @dataclass(frozen=True)
 class Row:
-    """A model to compare: label, attention, overrides, and the paper's score for each column."""
+    """A model to compare: label, attention, overrides, and the paper's score for each column.
+
+    `more_layers` are added to each stack of the experiment's model. `paper_size` is the number of parameters
+    that the paper gives, in millions.
+    """
 
     label: str
     attention: str = PLAIN
     overrides: tuple[str, ...] = ()
     paper: dict[str, float] = field(default_factory=dict)
+    more_layers: int = 0
+    paper_size: int | None = None
 
     @property
     def key(self) -> str:
         """Name the row by what it trains, so that tables which share a model share its run.
 
-        >>> Row("8 layers", overrides=("model.encoder_layers=8",)).key
-        'Global+encoder_layers=8'
+        >>> Row("wider", overrides=("model.ffn_dim=704",)).key, Row("deeper", more_layers=2).key
+        ('Global+ffn_dim=704', 'Global+layers+2')
         """
-        return "+".join([self.attention, *(text.partition(".")[2] or text for text in self.overrides)])
+        layers = [f"layers+{self.more_layers}"] if self.more_layers else []
+        overrides = (text.partition(".")[2] or text for text in self.overrides)
+        return "+".join([self.attention, *overrides, *layers])
 
 
 @dataclass(frozen=True)
