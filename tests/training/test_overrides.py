@@ -23,7 +23,7 @@ def test_the_translation_presets_are_the_papers():
     assert (train.betas, train.eps, train.lr, train.warmup) == ((0.9, 0.98), 1e-8, 7e-4, 4000)
     assert (train.schedule, train.warmup_from, train.clip_norm) == ("inverse_sqrt", 1e-7, None)
     assert (train.max_tokens, train.accumulate, train.max_updates) == (4096, 8, 200_000)
-    assert (train.final, train.average_last) == ("average", 5)
+    assert (train.final, train.average_last, train.save_every) == ("average", 5, "epoch")
     assert resolve("wmt14-en-de").task.label_smoothing == 0.1
     assert resolve("wmt14-en-fr").train.max_updates == 150_000
     assert [resolve(name).train.max_updates for name in ("sst2", "imdb", "sva")] == [3_000, 10_000, 10_000]
@@ -48,6 +48,8 @@ def test_flags_win_over_overrides_and_those_over_the_preset():
         ("max_updates=3", "no key 'max_updates'; did you mean 'train.max_updates'"),
         ("train.zzz=3", "no key 'train.zzz'; train has max_updates"),
         ("train.max_updates=many", "train.max_updates=many: Input should be a valid integer"),
+        ("train.save_every=0", "train.save_every=0: 0 is neither a number of updates, 1 or more, nor epoch"),
+        ("train.save_every=epochs", "'epochs' is neither a number of updates, 1 or more, nor epoch"),
         ("train.lr=nan", "train.lr=nan: Input should be a finite number"),
         ("train.lr=2001-02-03", "train.lr=2001-02-03: Input should be a valid number"),
         ("train.lr=!!bool maybe", "the value is not valid YAML; quote it"),

@@ -40,9 +40,11 @@ def fail():
     raise CutError
 
 
+@pytest.mark.parametrize("save_every", [5, "epoch"])
 @pytest.mark.parametrize("final", ["last", "best", "average"])
-def test_a_cut_run_ends_as_an_uncut_one(tmp_path, final):
+def test_a_cut_run_ends_as_an_uncut_one(tmp_path, final, save_every):
     changes = {"final": final, "average_last": 3, "accumulate": 2, "watch": "accuracy"}
+    changes["save_every"] = save_every
     fit(tmp_path / "whole", **changes)
     for after in (3, 11, 24, 17):
         with pytest.raises(CutError):
@@ -90,6 +92,43 @@ def test_the_average_is_that_of_the_last_checkpoints(tmp_path):
     expected, _ = average_weights(files)
     found, _ = read_weights(tmp_path / "model/model.safetensors")
     assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("accumulate", [1, 5])
+def test_checkpoints_at_the_end_of_each_epoch(tmp_path, accumulate):
+    task = MajorityTask()
+    sampler = TokenBatches(task.lengths("train"), max_tokens=120, seed=1)
+    batches = [len(list(sampler)) for _ in range(3)]
+    # the update that has the last batch of an epoch, counted from 1
+    ends = [-(-sum(batches[:number]) // accumulate) for number in (1, 2, 3)]
+    # two updates more than the epochs have, which are saved and not averaged
+    last = ends[-1] + 2
+    changes = {"max_updates": last, "accumulate": accumulate, "save_every": "epoch", "keep_last": 2}
+    fit(tmp_path, **changes, final="average", average_last=2)
+    assert sorted(int(path.name) for path in (tmp_path / "checkpoints").iterdir()) == [*ends[1:], last]
+    saved = [tmp_path / f"checkpoints/{update:08d}/model.safetensors" for update in ends[1:]]
+    average, _ = average_weights(saved)
+    final, _ = read_weights(tmp_path / "model/model.safetensors")
+    assert all(torch.equal(average[name], final[name]) for name in final)
+
+
+def test_a_run_that_is_stopped_within_an_epoch_goes_on_from_there(tmp_path):
+    changes = {"save_every": "epoch", "final": "average", "average_last": 2}
+    fit(tmp_path / "whole", **changes)
+
+    def interrupt():
+        signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(Interrupted):
+        fit(tmp_path / "cut", CutTask(7, interrupt), **changes)
+    assert [path.name for path in (tmp_path / "cut/checkpoints").iterdir()] == ["00000007"]
+    fit(tmp_path / "cut", **changes)
+    assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
+
+
+def test_a_run_shorter_than_an_epoch_has_its_last_checkpoint_to_average(tmp_path):
+    fit(tmp_path, max_updates=3, valid_every=3, save_every="epoch", final="average")
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["00000003"]
 
 
 def test_stops_when_validation_gets_no_better(tmp_path):

@@ -82,7 +82,7 @@ def test_an_update_charges_once_however_it_is_accumulated(store, shares):
     gradients = []
     for penalty in (0.0, 0.5):
         updater = Updater(task, model, config.model_copy(update={"span_penalty": penalty}), World())
-        work = UpdateBatches([task.collate("train", rows) for rows in places], list(places), None)
+        work = UpdateBatches([task.collate("train", rows) for rows in places], list(places), None, False)
         updater._accumulate(1, work, 6)
         gradients.append([p.grad.clone() for n, p in model.named_parameters() if "span_logit" in n])
         model.zero_grad(set_to_none=True)

@@ -57,7 +57,7 @@ _BPE_8K = Vocabulary("bpe", 8_192)
 _OFFICIAL = {"train": "train", "valid": "validation", "test": "test"}
 
 
-def _wmt14(target: str, size: str, vocab_size: int, max_updates: int) -> Corpus:
+def _wmt14(target: str, size: str, vocab_size: int, train: Settings) -> Corpus:
     name = f"wmt14-en-{target}"
     return Corpus(
         name,
@@ -75,7 +75,7 @@ def _wmt14(target: str, size: str, vocab_size: int, max_updates: int) -> Corpus:
             _OFFICIAL,
             lambda row, side: one_line(row["translation"][side]),
         ),
-        preset={"train": {"max_updates": max_updates, "accumulate": 8}},
+        preset={"train": {"accumulate": 8, **train}},
     )
 
 
@@ -317,8 +317,9 @@ _ALL = (
             },
         },
     ),
-    _wmt14("de", "4.5 M pairs", 32_768, 200_000),
-    _wmt14("fr", "36 to 41 M pairs", 40_000, 150_000),
+    _wmt14("de", "4.5 M pairs", 32_768, {"max_updates": 200_000, "save_every": "epoch"}),
+    # 150,000 updates are some four epochs: an average over five would begin with the first
+    _wmt14("fr", "36 to 41 M pairs", 40_000, {"max_updates": 150_000}),
     _multi30k("de", hub=Hub("bentrevett/multi30k", None, _OFFICIAL, lambda row, side: one_line(row[side]))),
     _multi30k("fr"),
     _multi30k_tokenized(),

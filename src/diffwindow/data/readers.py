@@ -389,8 +389,8 @@ def linzen(path: Path, audit: Audit, *, all_differ: bool = False) -> Iterator[Ro
     the nouns of the other number between subject and verb. With `all_differ`, rows are left out whose
     intervening nouns are not all attractors.
     """
-    wanted = ("sentence", "verb_pos", "verb_index", "n_intervening", "n_diff_intervening", "distance")
-    wanted = wanted if all_differ else tuple(name for name in wanted if name != "n_intervening")
+    counted = ("n_intervening",) if all_differ else ()
+    wanted = ("sentence", "verb_pos", "verb_index", *counted, "n_diff_intervening", "distance")
     for number, (sentence, tag, verb, *nouns, attractors, distance) in headed_rows(
         path, audit, wanted=wanted
     ):

@@ -109,6 +109,8 @@ def _evaluated_model(config: TrainConfig) -> str:
     'the average of the last 5 checkpoints'
     """
     if config.final == "average":
+        if config.save_every == "epoch":
+            return f"the average of the checkpoints after the last {config.average_last} epochs"
         saved = math.ceil(config.max_updates / config.save_every)
         return f"the average of the last {min(config.average_last, saved)} checkpoints"
     return "the model chosen on validation" if config.final == "best" else "the model after the last update"

@@ -6,11 +6,13 @@ import shutil
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
+from diffwindow.files import read_json
 from diffwindow.models.weights import (
+    MODEL_MANIFEST,
     WEIGHTS,
     CheckpointError,
     ModelFileError,
@@ -22,6 +24,8 @@ from diffwindow.models.weights import (
 )
 
 STATE = "state.safetensors"
+# of a checkpoint's state: whether its update had the last batch of an epoch
+ENDS_EPOCH = "ends_epoch"
 
 
 @dataclass(frozen=True)
@@ -105,13 +109,23 @@ class Checkpoints:
             )
         return None
 
-    def scheduled(self, every: int) -> list[int]:
-        """Return the updates that are multiples of `every`, and the newest.
+    def scheduled(self, every: int | Literal["epoch"]) -> list[int]:
+        """Return the updates that are multiples of `every` and the newest, or those that end an epoch.
 
-        Others were saved when a signal stopped the run, and are no part of an average.
+        Others were saved when a signal stopped the run, or at its end within an epoch, and are no part of an
+        average; the newest is, if no epoch has ended.
         """
         updates = self.updates()
+        if every == "epoch":
+            return [update for update in updates if self._ends_epoch(update)] or updates[-1:]
         return [update for update in updates if update % every == 0 or update == updates[-1]]
+
+    def _ends_epoch(self, update: int) -> bool:
+        """Read whether an update ended an epoch; a damaged record is told of when the checkpoint is read."""
+        try:
+            return bool(read_json(self.path(update) / MODEL_MANIFEST)["state"].get(ENDS_EPOCH))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return False
 
     def average(self, updates: Sequence[int]) -> dict[str, Tensor]:
         """Return the average weights of checkpoints; each is verified first."""

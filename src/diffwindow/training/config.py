@@ -17,6 +17,8 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
     model_validator,
 )
 
@@ -48,6 +50,16 @@ def _file_name(name: str) -> str:
     if not name.strip() or name.startswith(".") or any(not c.isprintable() or c in "/\\:" for c in name):
         raise ValueError("a name has no slash, no colon, and does not begin with a dot")
     return name
+
+
+def _updates_or_epoch(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+    try:
+        return check(value)
+    except ValidationError:
+        raise ValueError(f"{quote(value)} is neither a number of updates, 1 or more, nor epoch") from None
+
+
+SaveEvery = Annotated[Count | Literal["epoch"], WrapValidator(_updates_or_epoch)]
 
 
 class Section(BaseModel):
@@ -138,8 +150,8 @@ class TrainConfig(Section):
     """The metric of the validation that decides what is best."""
     patience: Count | None = None
     """Stop after this many validations without a better `watch`."""
-    save_every: Count = 1000
-    """Updates between two checkpoints."""
+    save_every: SaveEvery = 1000
+    """Updates between two checkpoints; `epoch` saves at the end of each epoch."""
     keep_last: Count = 5
     """Checkpoints to keep."""
     final: Literal["last", "best", "average"] = "last"

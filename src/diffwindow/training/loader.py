@@ -19,11 +19,15 @@ AHEAD = 3
 
 @dataclass(frozen=True)
 class UpdateBatches(Generic[B]):
-    """The batches of one update in this process, their rows, and the sampler's state after them."""
+    """The batches of one update in this process, their rows, and the sampler's state after them.
+
+    `ends_epoch` is True if the last batch of an epoch is among them, in any process.
+    """
 
     batches: list[B]
     rows: list[np.ndarray]
     state: dict[str, int]
+    ends_epoch: bool
 
 
 class BatchLoader(Generic[B]):
@@ -60,11 +64,18 @@ class BatchLoader(Generic[B]):
         try:
             indices = chain.from_iterable(repeat(self._sampler))
             while not self._closed.is_set():
+                epochs = self._whole_epochs()
                 rows = [next(indices) for _ in range(self._count)][self._world.rank :: self._world.size]
                 batches = [self._task.collate("train", chosen) for chosen in rows]
-                self._put(UpdateBatches(batches, rows, self._sampler.state()))
+                ends_epoch = self._whole_epochs() > epochs
+                self._put(UpdateBatches(batches, rows, self._sampler.state(), ends_epoch))
         except BaseException as error:  # passed to the training loop, which raises it
             self._put(error)
+
+    def _whole_epochs(self) -> int:
+        """Count the epochs that are read to their end; the sampler counts one when the next begins."""
+        state = self._sampler.state()
+        return state["epoch"] + (state["cursor"] == len(self._sampler))
 
     def _put(self, item: UpdateBatches[B] | BaseException) -> None:
         while not self._closed.is_set():

@@ -17,10 +17,11 @@ from torch import Tensor, nn
 from diffwindow.files import check_inside, remove_temporaries
 from diffwindow.tasks.metrics import METRICS
 from diffwindow.tasks.task import B, Task
-from diffwindow.training.checkpoints import Checkpoint, Checkpoints, read_checkpoint
+from diffwindow.training.checkpoints import ENDS_EPOCH, Checkpoint, Checkpoints, read_checkpoint
 from diffwindow.training.config import BEST, CHECKPOINTS, CURVES, MODEL, ORIGIN, RUN_CONFIG, TrainConfig
 from diffwindow.training.distributed import World
 from diffwindow.training.failures import TrainingError
+from diffwindow.training.loader import UpdateBatches
 from diffwindow.training.updater import (
     Updater,
     UpdateResult,
@@ -83,7 +84,7 @@ def format_metrics(metrics: Metrics) -> str:
 
 
 # plain values of a checkpoint in the order of its file: fields of TrainState, and the scaler's state
-SAVED = ("update", "batches", "best", "skipped", "skipped_in_a_row", "scaler", "validated")
+SAVED = ("update", "batches", "best", "skipped", "skipped_in_a_row", "scaler", "validated", ENDS_EPOCH)
 
 
 @dataclass
@@ -98,10 +99,12 @@ class TrainState:
     pending: list[UpdateResult] = field(default_factory=list)
     # the update that was validated last
     validated: int = 0
+    # whether the last update had the last batch of an epoch
+    ends_epoch: bool = False
 
-    def advance(self, result: UpdateResult, batches: dict[str, int]) -> None:
-        """Take in the result of the next update, after which the sampler has the state `batches`."""
-        self.update, self.batches = result.update, batches
+    def advance(self, result: UpdateResult, work: UpdateBatches[B]) -> None:
+        """Take in the result of the next update, which was made from the batches of `work`."""
+        self.update, self.batches, self.ends_epoch = result.update, work.state, work.ends_epoch
         self.skipped += result.skipped
         self.skipped_in_a_row = self.skipped_in_a_row + 1 if result.skipped else 0
         self.pending.append(result)
@@ -116,6 +119,11 @@ class TrainState:
         if not config.valid_every or self.validated == self.update:
             return False
         return self.update % config.valid_every == 0 or (config.final == "best" and self.done(config))
+
+    def must_save(self, config: TrainConfig) -> bool:
+        """Return whether it is time to write a checkpoint."""
+        every = config.save_every
+        return self.done(config) or (self.ends_epoch if every == "epoch" else self.update % every == 0)
 
     def check_learned(self, config: TrainConfig) -> None:
         """Raise if nothing was learned: every update was skipped, or no validation was finite."""
@@ -144,7 +152,8 @@ class TrainState:
 def check_state(checkpoint: Checkpoint) -> None:
     """Raise unless a checkpoint holds everything that a run resumes from."""
     for name in (*SAVED, "log", "batches_an_update"):
-        if checkpoint.state.get(name) is None:
+        # checkpoints of earlier versions do not know
+        if name != ENDS_EPOCH and checkpoint.state.get(name) is None:
             raise ValueError(
                 f"{checkpoint.folder} has no {name!r} in its state, so no run can resume from it; "
                 "remove it to resume from an earlier checkpoint"
@@ -163,7 +172,7 @@ def restore_state(checkpoint: Checkpoint, updater: Updater[B], device: str) -> T
     sums = checkpoint.tensors.get("pending", torch.empty(0)).to(device)
     # they were checked before they were saved, so their rows are not needed
     pending = [UpdateResult(0, row, torch.empty(0), [], []) for row in sums]
-    plain = {name: state[name] for name in SAVED if name not in ("best", "scaler")}
+    plain = {name: state.get(name, False) for name in SAVED if name not in ("best", "scaler")}
     return TrainState(best=Best(**state["best"]), pending=pending, **plain)
 
 
@@ -279,7 +288,8 @@ class RunCheckpoints:
         return self._config.accumulate * self._world.size
 
     def prune(self, best: int) -> None:
-        """Remove all but the last checkpoints, and that of the `best` update."""
+        """Remove all but the last checkpoints, and that of the `best` update; the newest always stays."""
         if self._world.main:
-            self.last.prune(self.last.scheduled(self._config.save_every)[-self._config.keep_last :])
+            last = self.last.scheduled(self._config.save_every)[-self._config.keep_last :]
+            self.last.prune([*last, *self.last.updates()[-1:]])
             self.best.prune([best])

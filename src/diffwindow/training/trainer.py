@@ -170,7 +170,7 @@ class Trainer(Generic[B]):
         update = state.update + 1
         logging = update % config.log_every == 0
         self._model.train()
-        state.advance(self._updater(update, work, measure=logging), work.state)
+        state.advance(self._updater(update, work, measure=logging), work)
         self._stopwatch.count()
         if state.skipped_in_a_row >= MAX_SKIPPED:
             raise TrainingError(
@@ -182,7 +182,7 @@ class Trainer(Generic[B]):
             self._log()
         if state.must_validate(config):
             self._validate()
-        if update % config.save_every == 0 or self._done:
+        if state.must_save(config):
             self._save()
             self._prune()
 
