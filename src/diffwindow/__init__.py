@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from diffwindow.attention.window import WindowAttention
-    from diffwindow.attention.window_module import use_impl
+    from diffwindow.attention.window_module import use_impl, use_window_rule
     from diffwindow.data.prepare import prepare
     from diffwindow.decoding import Decoding
     from diffwindow.inference.model import evaluate, load
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         Boundaries,
         Maps,
         SoftWindow,
+        compose_window,
         interval_attention,
         window_attention,
         window_maps,
@@ -46,6 +47,7 @@ _HOMES = {
     "SoftWindow": "ops",
     "add_windows": "models.added_windows",
     "capture": "view.capture",
+    "compose_window": "ops",
     "evaluate": "inference.model",
     "interval_attention": "ops",
     "load": "inference.model",
@@ -55,6 +57,7 @@ _HOMES = {
     "resolve": "training.overrides",
     "train": "training.run",
     "use_impl": "attention.window_module",
+    "use_window_rule": "attention.window_module",
     "window_attention": "ops",
     "window_maps": "ops",
 }
@@ -74,6 +77,7 @@ __all__ = [
     "WindowAttention",
     "add_windows",
     "capture",
+    "compose_window",
     "evaluate",
     "interval_attention",
     "load",
@@ -83,6 +87,7 @@ __all__ = [
     "resolve",
     "train",
     "use_impl",
+    "use_window_rule",
     "window_attention",
     "window_maps",
 ]

@@ -4,7 +4,7 @@ The window itself is never an argument. It travels as its boundaries' projected 
 kernel can build it block by block and nothing of size queries × keys need exist.
 """
 
-from typing import Literal, NamedTuple, Unpack, get_args
+from typing import Literal, NamedTuple, Unpack, cast, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -14,8 +14,10 @@ from torch.autograd import forward_ad
 
 from diffwindow import functional
 from diffwindow.checks import (
+    DISCRETE_RULES,
     Boundaries,
     CallOptions,
+    DiscreteRule,
     Options,
     check_interval,
     check_options,
@@ -174,6 +176,8 @@ def attend(
             return out
     check_tensors(q, k, v, boundaries, local)
     check_options(q, k, options, additive=local is not None)
+    if options.normalize and options.window_rule in DISCRETE_RULES:
+        return _attend_within(q, k, v, boundaries, options, impl)
     widest = max(x.shape[-1] * x.element_size() for x in (q, v, *boundaries, *(local or ())))
     backend = choose_impl(impl, q, _needs(widest, options))
     # One seed for all: gradient mode may change the implementation between a forward and its recomputation.
@@ -338,6 +342,29 @@ def _needs(widest: int, options: Options) -> tuple[Feature, ...]:
         "window rules": options.window_rule != "soft",
     }
     return tuple(feature for feature, wanted in asked.items() if wanted)
+
+
+def _attend_within(
+    q: Tensor, k: Tensor, v: Tensor, boundaries: Boundaries, options: Options, impl: Impl
+) -> Tensor:
+    """Attend within the discrete windows of a rule, which are normalised."""
+    window = _point(boundaries, _visible(q, k, options), options)
+    start, end = window.discrete(cast(DiscreteRule, options.window_rule))
+    return interval_attention(
+        q,
+        k,
+        v,
+        start,
+        end,
+        sinks=options.sinks,
+        origin=options.segment_origin,
+        attn_mask=options.attn_mask,
+        attn_bias=options.attn_bias,
+        is_causal=options.is_causal,
+        scale=options.scale,
+        dropout_p=options.dropout_p,
+        impl=impl,
+    )
 
 
 def _attend_plainly(

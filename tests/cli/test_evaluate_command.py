@@ -61,6 +61,7 @@ def test_the_output_of_any_system(run, raw):
     ((*SYSTEM, "--against", "."), "--hypothesis goes with --reference and --target-lang alone"),
     ((*SYSTEM, "--beam", "8"), "--hypothesis goes with --reference and --target-lang alone"),
     ((*SYSTEM, "--length-penalty", "0"), "--hypothesis goes with --reference and --target-lang alone"),
+    ((*SYSTEM, "--window-rule", "none"), "--hypothesis goes with --reference and --target-lang alone"),
     ((*SYSTEM, "--split", "valid"), "--hypothesis goes with --reference and --target-lang alone"),
     ((".", "--text-column", "body"), "go with --labels, not with the corpus of the run"),
     ((".", "--label-column", "2", "--text", "train.en"), "go with --labels, not with --text"),
@@ -112,6 +113,25 @@ def test_evaluate_compares_two_runs_on_the_same_examples(run, runs):
     comparison = json.loads(out)["against"]["comparison"]
     assert comparison["bleu"]["p"] == 1.0
     assert "bs:1000" in comparison["bleu"]["signature"]
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_windows_at_test_time_follow_a_rule(run, runs):
+    code, out, _ = run("evaluate", runs / "windows", "--window-rule", "none", "--against", runs / "windows")
+    assert code == 0
+    assert out.startswith(f"{runs / 'windows'}: Enc(AW), ")
+    assert "split test, window rule none\n" in out
+    code, out, _ = run("evaluate", runs / "windows", "--window-rule", "argmax", "--json")
+    report = json.loads(out)
+    assert (code, report["window_rule"]) == (0, "argmax")
+    assert report["metrics"]["windows"][0]["overlap"] is not None
+    for folder, rule, sentence in (
+        ("windows", "haf", "did you mean 'half'?"),
+        ("plain", "argmax", "is for models with windows, and this one has none"),
+    ):
+        code, out, err = run("evaluate", runs / folder, "--window-rule", rule)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert sentence in err
 
 
 def test_a_model_folder_alone_works_with_a_corpus(run, runs):

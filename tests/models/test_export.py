@@ -3,6 +3,7 @@ import logging
 import pytest
 import torch
 
+from diffwindow import use_window_rule
 from diffwindow.models.export import EncoderGraph, StepGraph, empty_prefix, export, export_onnx
 from diffwindow.models.translator import Translator, TranslatorConfig
 
@@ -112,3 +113,25 @@ def test_steps_of_the_graph_are_steps_of_the_model():
         logits, prefix = StepGraph(model)(tokens, mask, memory, prefix)
         torch.testing.assert_close(logits, model.step(tokens, state))
         tokens = logits.argmax(-1)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("rule", ["argmax", "half", "none"])
+def test_graphs_keep_the_window_rule_of_the_model(rule):
+    model = small(WINDOWS, layers=1)
+    with use_window_rule(model, rule):
+        encoder, step = (graph.module(check_guards=False) for graph in export(model))
+        for case in CASES:
+            of_encoder, of_step = inputs(model, *case)
+            torch.testing.assert_close(encoder(*of_encoder), EncoderGraph(model)(*of_encoder))
+            torch.testing.assert_close(step(*of_step), StepGraph(model)(*of_step))
+
+
+def test_a_rule_that_no_graph_can_hold_is_refused():
+    model = small(WINDOWS, layers=1)
+    with (
+        use_window_rule(model, "joint"),
+        pytest.raises(ValueError, match='export with "soft", "argmax", "half"'),
+    ):
+        export(model)

@@ -71,6 +71,14 @@ def test_the_command_trains_reports_and_does_not_train_again(tmp_path, monkeypat
     assert row["by_seed"] == {"1": pytest.approx(float(accuracy_of(additive.sum(0, dtype=float))))}
     assert row["interval"] == pytest.approx(asdict(again))
     assert len(plain) == 20
+    # other windows at test time, on the same examples
+    rules = row["rules"]
+    assert list(rules) == ["soft", "argmax", "none"]
+    assert rules["soft"]["ours"]["mean"] == row["ours"]["mean"]
+    assert rules["none"]["interval"]["examples"] == 20
+    assert rules["none"]["gain"]["mean"] == pytest.approx(rules["none"]["ours"]["mean"] - row["ours"]["mean"])
+    assert "rules" not in found["columns"][0]["rows"][0]
+    assert "| windows at test time, and gain over the trained ones | as trained | " in report.read_text()
 
     monkeypatch.setattr(jobs, "ProcessPoolExecutor", None)  # a second training would need it
     again = CliRunner().invoke(app, arguments)

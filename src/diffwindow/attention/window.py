@@ -57,6 +57,7 @@ class WindowAttention(StackedAttention, WindowModule):
         window: "additive", softmax(s + o ⊙ M), or "multiplicative", softmax(s) ⊙ M.
         segment_size: As in `window_attention`; so are `expectation`, `normalize`, `sinks` and
             `window_tolerance`. Segments and sinks count from the first real key.
+        window_rule: As in `window_attention`, for inference: another than "soft" raises in training mode.
         boundary_dim: The head width of the pointers; that of the other heads unless a smaller one is given.
         gate: Give a multiplicative window one learned g per head: the weights are
             softmax(s) ⊙ (1 + g(M − 1)), with g = 0 at the start, so that a window added to a trained model

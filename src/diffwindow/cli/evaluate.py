@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -14,6 +14,7 @@ from diffwindow.cli.data import File
 from diffwindow.cli.errors import check_folder, report_interrupt
 from diffwindow.cli.evaluation_report import format_metrics, format_report
 from diffwindow.cli.library import (
+    attention_window_module,
     data_readers,
     data_recipe,
     data_store,
@@ -31,6 +32,7 @@ from diffwindow.cli.options import (
     Device,
     LabelColumn,
     TextColumn,
+    WindowRule,
     change_decoding,
     check_partners,
     takes_decoding,
@@ -74,6 +76,7 @@ def evaluate(
     ] = None,
     text_column: TextColumn = None,
     label_column: LabelColumn = None,
+    window_rule: WindowRule = "soft",
     against: Annotated[
         Path | None, typer.Option(metavar="RUN", help="Another run, compared on the same examples.")
     ] = None,
@@ -88,7 +91,7 @@ def evaluate(
     test_set = {"--data": data, "--source": source, "--labels": labels, "--text": text}
     if hypothesis:
         others = (run, against, changes or None, text_column, label_column, *test_set.values())
-        changed = (split, device) != ("test", "auto")
+        changed = (split, device, window_rule) != ("test", "auto", "soft")
         if not reference or changed or any(value is not None for value in others):
             raise ValueError("--hypothesis goes with --reference and --target-lang alone, without a run")
         _score_files(hypothesis, reference, target_lang, as_json=as_json)
@@ -110,7 +113,7 @@ def evaluate(
         source, reference, labels, text, raw, data_readers.Columns(text_column, label_column)
     )
     split = evaluation_new_files.SPLIT if given.paths and not raw else split
-    report = _evaluate_runs(run, against, data, given, split, target_lang, changes, device)
+    report = _evaluate_runs(run, against, data, given, split, target_lang, changes, device, window_rule)
     if report is not None:
         print(files.to_json(report, indent=2) if as_json else "\n".join(format_report(report)))
 
@@ -137,6 +140,7 @@ def _evaluate_runs(
     target_lang: str | None,
     changes: Mapping[str, Any],
     device: str,
+    window_rule: str,
 ) -> dict[str, Any] | None:
     """Evaluate a run, and another on the same examples; return the report in rank 0, None elsewhere."""
 
@@ -172,6 +176,8 @@ def _evaluate_runs(
                 # hashed here, so that damaged files stop all processes
                 store.split(split)
             trained, score = prepare(run)
+            # which raises for a rule that does not exist
+            attention_window_module.use_window_rule(trained.model, cast(Any, window_rule))
             second = prepare(against) if against else None
         evaluation = score()
         report: dict[str, Any] = {
@@ -179,6 +185,7 @@ def _evaluate_runs(
             "corpus": [str(path) for path in ([store.folder] if store is not None else given.paths)],
             "split": None if store is None else split,
             "attention": trained.model.config.attention,
+            "window_rule": window_rule,
             "parameters": trained.model.config.count_parameters(),
             # by which a model card tells whose scores these are
             "weights": models_weights.hash_tensors(trained.model.state_dict()),

@@ -16,7 +16,9 @@ def format_report(report: dict[str, Any]) -> Iterator[str]:
     """Yield the lines of a report."""
     model = f"{report['attention']}, {report['parameters']:,} parameters"
     examples = f"split {report['split']}" if report["split"] else ", ".join(report["corpus"])
-    yield f"{report['run']}: {model}, {examples}"
+    rule = report.get("window_rule", "soft")
+    windows = "" if rule == "soft" else f", window rule {rule}"
+    yield f"{report['run']}: {model}, {examples}{windows}"
     yield from format_metrics(report["metrics"])
     if "against" in report:
         other = report["against"]

@@ -22,6 +22,7 @@ class LazyModule:
 
 if TYPE_CHECKING:
     from diffwindow import files, ops, processes
+    from diffwindow.attention import window_module as attention_window_module
     from diffwindow.data import corpora as data_corpora
     from diffwindow.data import download as data_download
     from diffwindow.data import lines as data_lines

@@ -54,6 +54,13 @@ DECODING_OPTIONS: dict[str, Any] = {
         int | None, typer.Option(min=0, help="Never repeat a sequence of this many tokens; 0 may.")
     ],
 }
+WindowRule = Annotated[
+    str,
+    typer.Option(
+        metavar="RULE",
+        help="How windows are at test time: soft, as trained; discrete by argmax, half or joint; or none.",
+    ),
+]
 TextColumn = Annotated[
     str | None, typer.Option(help="Column of the text, if not `text`; its number if there is no header.")
 ]

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from diffwindow.checks import check_text
+from diffwindow.attention.window_module import use_window_rule
+from diffwindow.checks import WindowRule, check_text
 from diffwindow.data.store import Store
 from diffwindow.data.tokenizer import Tokenizer
 from diffwindow.decoding import Decoding
@@ -96,24 +97,32 @@ def evaluate(
     data: Folder | None = None,
     split: str = "test",
     decoding: Decoding | None = None,
+    window_rule: WindowRule = "soft",
     device: str = "auto",
 ) -> Evaluation:
     """Score the model of a run folder or a model folder on a split of its corpus, or of the store `data`.
 
     `metrics` holds the scores that the command prints. `decoding` is that of the run by default.
+    `window_rule` is that of `diffwindow.use_window_rule`.
     """
     folder = Path(path)
     trained = open_model(folder, device=device)
     store = open_store(folder, None if data is None else Path(data))
+    use_window_rule(trained.model, window_rule)
     return evaluate_model(trained, trained.task(store), split, decoding or configured_decoding(folder))
 
 
 def load(
-    path: Folder | Sequence[Folder], *, device: str = "auto", dtype: torch.dtype | None = None
+    path: Folder | Sequence[Folder],
+    *,
+    device: str = "auto",
+    dtype: torch.dtype | None = None,
+    window_rule: WindowRule = "soft",
 ) -> "LoadedModel":
     """Load the model of a run folder or a model folder; several translators make an ensemble.
 
-    "auto" takes a GPU if there is one. `dtype` converts the weights, as torch.bfloat16.
+    "auto" takes a GPU if there is one. `dtype` converts the weights, as torch.bfloat16. `window_rule` is that
+    of `diffwindow.use_window_rule`.
     """
     paths = list(path) if isinstance(path, Iterable) and not isinstance(path, str) else [path]
     for one in paths:
@@ -126,6 +135,7 @@ def load(
     members = [open_model(Path(one), device=device, dtype=dtype) for one in paths]
     for member in members:
         member.model.requires_grad_(False)
+        use_window_rule(member.model, window_rule)
     return LoadedModel(members, configured_decoding(Path(paths[0])))
 
 

@@ -13,7 +13,7 @@ from torch.export import Dim, ExportedProgram
 
 from diffwindow.attention.cache import KeyCache
 from diffwindow.attention.visibility import padded_visibility
-from diffwindow.attention.window_module import use_impl
+from diffwindow.attention.window_module import use_impl, window_modules
 from diffwindow.extras import require
 from diffwindow.files import replacing
 from diffwindow.models.decoding_state import DecodingState
@@ -95,7 +95,12 @@ def empty_prefix(model: Translator, tokens: Int[Tensor, "s w"]) -> tuple[Float[T
 
 @torch.no_grad()
 def export(model: Translator) -> Exported:
-    """Export both graphs for any number of sentences, hypotheses and tokens."""
+    """Export both graphs for any number of sentences, hypotheses and tokens, by the model's window rules."""
+    if any(module.options.window_rule == "joint" for module in window_modules(model)):
+        raise ValueError(
+            'window_rule="joint" takes more steps the longer a text is, which a graph cannot; export with '
+            '"soft", "argmax", "half" or "none"'
+        )
     device = model.embedding.weight.device
     source, tokens = torch.full((2, 5), 4, device=device), torch.full((2, 3), 4, device=device)
     mask = torch.ones_like(source, dtype=torch.bool)

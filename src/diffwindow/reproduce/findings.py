@@ -21,7 +21,7 @@ from diffwindow.evaluation.intervals import (
     summary,
     verdict,
 )
-from diffwindow.reproduce.jobs import FinishedJob, Result, terms_of, with_further_tests
+from diffwindow.reproduce.jobs import RULES, FinishedJob, Result, terms_of, with_further_tests
 from diffwindow.reproduce.scales import Scale
 from diffwindow.reproduce.table import Column, Row, Table
 from diffwindow.tasks.metrics import METRICS, Terms
@@ -82,6 +82,7 @@ def _column(table: Table, column: Column, finished: Sequence[FinishedJob]) -> Fi
     rows = [
         _row(row, base, column, results, terms)
         | {"learning": _learning(column, logs[row.key]), "outside": _outside(logs[row.key])}
+        | _rules(column, [outcome for outcome in done if outcome.job.row == row])
         for row in table.rows
     ]
     ours = {row["key"]: row["by_seed"] for row in rows}
@@ -161,6 +162,31 @@ def _interval(
         return None
     ours, theirs = (np.stack([side[seed] for seed in seeds]) for side in (terms, base))
     return gain_interval(ours, theirs, METRICS[column.metric].gain)
+
+
+def _rules(column: Column, done: Sequence[FinishedJob]) -> Finding:
+    """Return what rules for windows at test time give, and change, if runs of a row were evaluated so."""
+    runs = {one.job.seed: (one.job, one.result) for one in done if one.result and one.result.get("rules")}
+    if not runs:
+        return {}
+    sign = METRICS[column.metric].sign
+    soft = {seed: result["value"] for seed, (_, result) in runs.items()}
+    found: dict[str, Finding] = {"soft": {"ours": asdict(summary(list(soft.values())))}}
+    for rule in RULES:
+        values = {seed: result["rules"][rule] for seed, (_, result) in runs.items()}
+        change = difference(*({seed: sign * x for seed, x in side.items()} for side in (values, soft)))
+        assert change is not None
+        hard, trained = (
+            {seed: terms for seed, (job, _) in runs.items() if (terms := terms_of(job, one)) is not None}
+            for one in (rule, "soft")
+        )
+        interval = _interval(column, change, hard, trained)
+        found[rule] = {
+            "ours": asdict(summary(list(values.values()))),
+            "gain": asdict(change),
+            "interval": asdict(interval) if interval else None,
+        }
+    return {"rules": found}
 
 
 def _verdict(gain: Summary | None, interval: Interval | None, paper_gain: float) -> Verdict:

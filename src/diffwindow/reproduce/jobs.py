@@ -14,7 +14,7 @@ from contextlib import redirect_stderr
 from dataclasses import dataclass, replace
 from itertools import islice, product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from diffwindow.data.corpora import GENERATED, corpus_of, recipe_of
 from diffwindow.data.prepare import open_or_prepare
@@ -27,9 +27,14 @@ from diffwindow.reproduce.scales import Experiment, Scale
 from diffwindow.reproduce.table import Column, Row, Table
 from diffwindow.tasks.metrics import METRICS, Terms, load_outcomes, save_outcomes
 
+if TYPE_CHECKING:
+    from diffwindow.checks import WindowRule
+
 RESULT, OUTCOMES = "result.json", "outcomes.npz"
 LOG = "output.txt"
 Result = dict[str, Any]
+# how the windows of a trained model are evaluated too, beside as they were trained
+RULES: tuple[WindowRule, ...] = ("argmax", "none")
 
 
 @dataclass(frozen=True)
@@ -68,12 +73,19 @@ def result_of(job: Job) -> Result | None:
     return result
 
 
-def terms_of(job: Job) -> Terms | None:
-    """Read the outcome of each example of the split; None if the run is older than such files."""
+def terms_of(job: Job, rule: WindowRule = "soft") -> Terms | None:
+    """Read the outcome of each example of the split; None if the run is older than such outcomes."""
     path = job.folder / OUTCOMES
     outcomes = load_outcomes(path) if path.is_file() else {}
+    if rule != "soft":
+        return outcomes.get(_rule_name(job, rule))
     # runs from before there were further test sets have one set, without its name
     return outcomes.get(job.column.split, outcomes.get("terms"))
+
+
+def _rule_name(job: Job, rule: WindowRule) -> str:
+    """Name the outcomes of the split where windows were by a rule."""
+    return f"{job.column.split}, {rule}"
 
 
 def arguments_of(job: Job) -> list[str]:
@@ -102,6 +114,7 @@ def run(job: Job) -> str | None:
 
 
 def _run(job: Job) -> Result:
+    from diffwindow.attention.window_module import use_window_rule, window_modules
     from diffwindow.decoding import Decoding
     from diffwindow.evaluation.evaluate import evaluate_model
     from diffwindow.models.weights import verify
@@ -123,8 +136,13 @@ def _run(job: Job) -> Result:
         split: evaluate_model(trained, task, split, decoding)
         for split in dict.fromkeys(("valid", job.column.split, *also))
     }
+    by_rule = {}
+    for rule in RULES if window_modules(trained.model) else ():
+        with use_window_rule(trained.model, rule):
+            by_rule[rule] = evaluate_model(trained, task, job.column.split, decoding)
     metrics = {split: evaluation.metrics for split, evaluation in evaluations.items()}
     terms = {split: evaluation.terms for split, evaluation in evaluations.items()}
+    terms |= {_rule_name(job, rule): evaluation.terms for rule, evaluation in by_rule.items()}
     save_outcomes(job.folder / OUTCOMES, terms)
     score = METRICS[job.column.metric].score
     return {
@@ -138,7 +156,10 @@ def _run(job: Job) -> Result:
         "valid": score(metrics["valid"]),
         "split": job.column.split,
         "metrics": metrics[job.column.split],
-        "also": {split: {"value": score(metrics[split]), "metrics": metrics[split]} for split in also},
+        "also": {
+            split: {"value": score(metrics[split]), "metrics": metrics[split], "rules": {}} for split in also
+        },
+        "rules": {rule: score(evaluation.metrics) for rule, evaluation in by_rule.items()},
         "parameters": trained.model.config.count_parameters(),
         "updates": verify(job.folder / MODEL)["update"],
         "updates_per_s": _speed(job.folder),

@@ -21,6 +21,7 @@ PICTURES: dict[str, tuple[str, Callable[[Finding, Path], bool]]] = {
 }
 # with more columns than this, a first table shows all of them
 MANY = 3
+WINDOWS_AS = {"soft": "as trained", "argmax": "discrete, by argmax", "none": "none, M = 1"}
 SETS = {"test": "test set", "valid": "validation set"}
 
 
@@ -61,7 +62,7 @@ def _overview(columns: Sequence[Finding]) -> str:
 def _short(row: Finding) -> str:
     if row["ours"] is None:
         return "not run"
-    return f"{row['ours']['mean']:.2f}" + (f" ({_our_gain(row)})" if row["gain"] else "")
+    return f"{row['ours']['mean']:.2f}" + (f" ({_our_gain(row)})" if row.get("gain") else "")
 
 
 def _column(column: Finding, scale: str) -> list[str]:
@@ -88,6 +89,8 @@ def _column(column: Finding, scale: str) -> list[str]:
     texts += [_groups(column, by) for by in GROUPS if any(row["groups"][by] for row in column["rows"])]
     if any(row["windows"] for row in column["rows"]):
         texts.append(_windows(column))
+    if any(row.get("rules") for row in column["rows"]):
+        texts.append(_rules(column))
     if any(row.get("outside") for row in column["rows"]):
         texts.append(_outside(column))
     return texts
@@ -155,6 +158,14 @@ def _windows(column: Finding) -> str:
         if row["windows"]
     ]
     return _table(heads, lines)
+
+
+def _rules(column: Finding) -> str:
+    """Show each model with other windows at test time; runs that were evaluated without them are left out."""
+    rows = {row["label"]: row["rules"] for row in column["rows"] if row.get("rules")}
+    names = list(next(iter(rows.values())))
+    heads = ["windows at test time, and gain over the trained ones", *(WINDOWS_AS[name] for name in names)]
+    return _table(heads, [[label, *(_short(rules[name]) for name in names)] for label, rules in rows.items()])
 
 
 def _outside(column: Finding) -> str:
