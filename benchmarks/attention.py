@@ -7,10 +7,12 @@ Repetitions are interleaved, so that a machine which changes pace does so for al
     python benchmarks/attention.py --json     # a list of rows for programs
     python benchmarks/attention.py --device cuda --dtype bf16   # on a GPU, against SDPA's own kernels there
 
-Windows that leave something out (of each row, `width` is the mean of M, `reached` the share of M above the
-tolerance). Also with --quick, which then keeps the multiplicative rows at 2,048 keys without a causal mask:
+Windows that leave something out (of each row, `width` is the mean of M over the visible keys, `reached` the
+share of them with M above the tolerance). Also with --quick, which then keeps the multiplicative rows at
+2,048 keys without a causal mask, or with --causal those with one, where windows lie before their query:
 
     python benchmarks/attention.py --boundary-dim 8 --width 0.1 --tolerance 1e-4
+    python benchmarks/attention.py --boundary-dim 8 --width 0.1 --causal --sinks 4
 """
 
 import argparse
@@ -52,6 +54,7 @@ class Case(NamedTuple):
     width: float | None = None
     tolerance: float = 0.0
     normalize: bool = False
+    sinks: int = 0
 
     @property
     def is_local(self) -> bool:
@@ -74,18 +77,20 @@ Step = Callable[[], object]
 
 def cases(like: Case, *, quick: bool) -> list[Case]:
     """List the cases with the device, type and windows of `like`."""
-    rows = itertools.product(KINDS, (1,) if like.is_local else SEGMENT_SIZES, (False, True), SHAPES)
+    masks = (True,) if like.causal else (False, True)
+    rows = itertools.product(KINDS, (1,) if like.is_local else SEGMENT_SIZES, masks, SHAPES)
     every = [Case(*row, *like[4:]) for row in rows]
     if like.is_local:
         every += [case._replace(normalize=True) for case in every if case.kind == "multiplicative"]
+    every = [case._replace(sinks=0) if case.kind == "additive" else case for case in every]
     every.sort(key=lambda case: SHAPES.index(case.shape))
-    return [case for case in every if not quick or is_quick(case)]
+    return [case for case in every if not quick or is_quick(case, like)]
 
 
-def is_quick(case: Case) -> bool:
+def is_quick(case: Case, like: Case) -> bool:
     """Keep a case of each length and kind, and segments with causal masks at two lengths."""
     if case.is_local:
-        return case.kind == "multiplicative" and not case.causal and case.shape[2] == 2048
+        return (case.kind, case.causal, case.shape[2]) == ("multiplicative", like.causal, 2048)
     if case.forward_only:
         return case[:3] == ("additive", 1, False)
     plainest, fullest = (1, False), (5, True)
@@ -111,16 +116,19 @@ def random(case: Case, shape: tuple[int, ...]) -> Tensor:
 def boundaries_around(case: Case, width: float) -> list[Tensor]:
     """Make queries and keys of boundaries whose windows cover a share `width` of the keys.
 
-    Windows lie along the diagonal, each up to a tenth of its width off it. The first two dimensions point:
-    keys lie on a half circle, in order, and a query points at its place on it, so that φ is about a normal
-    distribution around it; its deviation is a twentieth of the width. The other dimensions are noise.
+    Windows lie along the diagonal, each up to a tenth of its width off it; causal ones end up to a fifth of
+    their width before their query. The first two dimensions point: keys lie on a half circle, in order, and a
+    query points at its place on it, so that φ is about a normal distribution around it; its deviation is a
+    twentieth of the width. The other dimensions are noise.
     """
     batch, heads, length, dim = case.boundary_shape
     options = {"device": case.device, "dtype": torch.float32}
     key_place = torch.arange(length, **options) / length
-    centre = (
-        width / 2 + key_place * (1 - width) + (torch.rand(batch, heads, length, **options) - 0.5) * width / 5
-    )
+    off = torch.rand(batch, heads, length, **options) * width / 5
+    if case.causal:
+        centre = key_place - width / 2 - off
+    else:
+        centre = width / 2 + key_place * (1 - width) + off - width / 10
     sharpness = math.sqrt(dim) / (math.pi * width / 20) ** 2
     tensors = []
     for edge in (-width / 2, width / 2):
@@ -136,10 +144,13 @@ def describe_window(case: Case, tensors: list[Tensor]) -> dict[str, float]:
     some = slice(None, None, max(1, case.shape[2] // 64))
     q, k, _, *pointers = (x[:1, :1].detach().float() for x in tensors)
     q, pointers[0], pointers[2] = q[:, :, some], pointers[0][:, :, some], pointers[2][:, :, some]
-    window = window_maps(q, k, Boundaries(*pointers[:4])).window.values
+    visible = torch.ones(case.shape[2], case.shape[2], dtype=torch.bool, device=q.device)
+    visible = (visible.tril() if case.causal else visible)[some]
+    maps = window_maps(q, k, Boundaries(*pointers[:4]), attn_mask=visible, sinks=case.sinks)
+    seen = maps.window.values[:, :, visible]
     return {
-        "width": window.mean().item(),
-        "reached": (window >= max(case.tolerance, 1e-6)).float().mean().item(),
+        "width": seen.mean().item(),
+        "reached": (seen >= max(case.tolerance, 1e-6)).float().mean().item(),
     }
 
 
@@ -151,6 +162,7 @@ def window(case: Case, tensors: list[Tensor], impl: str) -> Tensor:
         "segment_size": case.segment_size,
         "window_tolerance": case.tolerance,
         "normalize": case.normalize,
+        "sinks": case.sinks,
         "impl": impl,
     }
     return window_attention(q, k, v, boundaries, tuple(pointers[4:]) or None, **options)
@@ -299,6 +311,8 @@ def main() -> None:
     parser.add_argument("--boundary-dim", type=int, help="the head width of the boundaries")
     parser.add_argument("--width", type=float, metavar="SHARE", help="of the keys that a window covers")
     parser.add_argument("--tolerance", type=float, default=0.0, help="the window_tolerance")
+    parser.add_argument("--causal", action="store_true", help="only causal rows, windows before their query")
+    parser.add_argument("--sinks", type=int, default=0, help="the sinks of multiplicative windows")
     options = parser.parse_args()
     if options.width is not None and not 0 < options.width <= 1:
         parser.error(f"--width {options.width} is not a share above 0, up to 1")
@@ -309,8 +323,8 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     rows = []
     like = Case(
-        *("", 1, False, LONGEST), options.device, options.dtype, options.boundary_dim, options.width,
-        options.tolerance,
+        *("", 1, options.causal, LONGEST), options.device, options.dtype, options.boundary_dim, options.width,
+        options.tolerance, sinks=options.sinks,
     )  # fmt: skip
     for case in cases(like, quick=options.quick):
         rows.append(measure(case, quick=options.quick))
