@@ -22,8 +22,8 @@ from diffwindow.kernels.triton_blocks import default_blocks
 KERNELS = ("forward", "query", "key")
 KINDS = ("multiplicative", "additive")
 # What a call asks for: causal attention by token, every option at once, segments longer than a tile, or a
-# window with a tolerance and pointers of width 8, as it is or normalised.
-OPTIONS = ("plain", "all", "long", "tolerance", "normalised")
+# window with a tolerance and pointers of width 8, as it is, normalised, or normalised with sinks.
+OPTIONS = ("plain", "all", "long", "tolerance", "normalised", "sinks")
 DTYPES = {"fp16": torch.float16, "fp32": torch.float32}
 # the widest heads of each size of blocks
 WIDTHS = {"fp16": (64, 128, 256), "fp32": (64, 128)}
@@ -98,7 +98,7 @@ def entries(chosen: dict[str, object]) -> list[Entry]:
         entry._replace(options=options)
         for entry in every
         if asked.items() <= entry._asdict().items()
-        and not (options == "normalised" and entry.kind == "additive")
+        and not (options in ("normalised", "sinks") and entry.kind == "additive")
     ]
 
 
@@ -199,11 +199,11 @@ def example(entry: Entry) -> Call:
     )  # fmt: skip
     if entry.options == "plain":
         return call
-    if entry.options in ("tolerance", "normalised"):
+    if entry.options in ("tolerance", "normalised", "sinks"):
         narrow = x[..., :8]
         return call._replace(
             q_left=narrow, k_left=narrow, q_right=narrow, k_right=narrow, window_tolerance=1e-3,
-            normalize=entry.options == "normalised",
+            normalize=entry.options != "tolerance", sinks=4 if entry.options == "sinks" else 0,
         )  # fmt: skip
     plane = torch.empty(2, 8, 2048, 2048, device="meta")
     integers = torch.empty(2, dtype=torch.int64, device="meta")

@@ -57,7 +57,6 @@ Feature = Literal[
     "gradients of attn_bias",
     "heads of more than 512 bytes",
     "transforms of torch.func",
-    "sinks",
     "window rules",
 ]
 
@@ -338,7 +337,6 @@ def _needs(widest: int, options: Options) -> tuple[Feature, ...]:
         "gradients of attn_bias": bias is not None and bias.requires_grad and torch.is_grad_enabled(),
         "heads of more than 512 bytes": widest > 512,
         "transforms of torch.func": _is_transformed() or forward_ad._current_level >= 0,
-        "sinks": options.sinks > 0,
         "window rules": options.window_rule != "soft",
     }
     return tuple(feature for feature, wanted in asked.items() if wanted)

@@ -43,6 +43,7 @@ VARIANTS = {
     "padding": {"mask": "padding", "batch": 2},
     "rows that see nothing": {"mask": "hides all", "heads": 2},
     "one query": {"queries": 1},
+    "sinks": {"sinks": 3, "causal": True, "additive": False},
     "bias of keys": {"bias": "per key"},
     "bias that hides": {"bias": "hides", "dtype": torch.bfloat16},
     "lowest bias": {"bias": "lowest"},
@@ -60,14 +61,14 @@ def fast_interpreter():
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_option(variant):
     additive = list(VARIANTS).index(variant) % 2 == 0
-    check(Configuration(additive=additive, **(SMALL | VARIANTS[variant])), "triton")
+    check(Configuration(**({"additive": additive} | SMALL | VARIANTS[variant])), "triton")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_every_option_of_the_other_kind():
     for place, variant in enumerate(VARIANTS.values()):
-        check(Configuration(additive=place % 2 == 1, **(SMALL | variant)), "triton")
+        check(Configuration(**({"additive": place % 2 == 1} | SMALL | variant)), "triton")
 
 
 def small_draws(seeds: range) -> list[Configuration]:

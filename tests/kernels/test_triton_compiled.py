@@ -67,7 +67,7 @@ def test_every_kernel_compiles(target):
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize("options", ["all", "long", "tolerance", "normalised"])
+@pytest.mark.parametrize("options", ["all", "long", "tolerance", "normalised", "sinks"])
 def test_every_option_compiles(options):
     for row in compile_kernels("--options", options, "--width", "64"):
         assert row["fits"], row

@@ -34,6 +34,12 @@ VARIANTS = {
     "rows that see nothing": {"mask": "hides all", "heads": 2},
     "segments longer than a tile from an origin": {"segment_size": 21, "origin": True},
     "fp16": {"dtype": torch.float16, "expectation": "exact"},
+    "sinks": {"sinks": 18, "causal": True, "additive": False},
+    "sinks in segments from an origin": {"sinks": 6, "segment_size": 5, "origin": True, "additive": False},
+    "sinks in segments longer than a tile": {
+        "sinks": 23, "segment_size": 20, "expectation": "exact", "additive": False
+    },
+    "hidden sinks": {"sinks": 4, "mask": "hides all", "heads": 2, "additive": False},
     "bias that hides": {"bias": "hides"},
     "lowest bias": {"bias": "lowest"},
 }  # fmt: skip
@@ -117,9 +123,10 @@ IN_ONE_TILE = [(18, 25), (20, 30)] * 10
 
 
 @pytest.mark.parametrize(
-    ("kind", "hidden"), [("multiplicative", [2]), ("additive", [8]), ("normalised", [1, 2])]
+    ("kind", "hidden", "sinks"),
+    [("multiplicative", [2], 0), ("additive", [8], 0), ("normalised", [1, 2], 0), ("normalised", [1, 2], 3)],
 )
-def test_what_a_window_does_not_reach_is_not_read(kind, hidden):
+def test_what_a_window_does_not_reach_is_not_read(kind, hidden, sinks):
     # NaN in the values, the local keys, or the keys and values of other tiles would show if it were read.
     assert triton_blocks.INTERPRETED.forward.keys == 16
     inputs = pointing(kind, IN_ONE_TILE)
@@ -127,13 +134,16 @@ def test_what_a_window_does_not_reach_is_not_read(kind, hidden):
     for filling in (0.0, math.nan):
         filled = [x.detach().clone() for x in inputs]
         for place in hidden:
-            filled[place][:, :, :16] = filling
+            if not sinks:
+                filled[place][:, :, :16] = filling
             filled[place][:, :, 32:] = filling
         filled = [x.requires_grad_() for x in filled]
-        out = call(filled, impl="triton", **CALLS[kind])
+        out = call(filled, impl="triton", **CALLS[kind], **({"sinks": sinks} if sinks else {}))
         results.append([out, *torch.autograd.grad(out.square().sum(), filled)])
     for clean, found in zip(*results, strict=True):
         assert torch.equal(found, clean)
+    # a sink is read, wherever the windows are
+    assert results[0][3][:, :, 0].any() == (sinks > 0)
 
 
 # Products per tile that a window reaches and per other tile, of forward, of both sweeps over keys and of the

@@ -91,7 +91,7 @@ def draw(seed: int, impl: str = "cpu") -> Configuration:
         bias=choose("none", *BIASES),
         window_tolerance=choose(0.0, 0.003, 0.1, 0.5),
         normalize=choose(True, False),
-        sinks=choose(0, 0, 1, 4, 70) if "sinks" not in support.lacks else 0,
+        sinks=choose(0, 0, 1, 4, 70),
     )
 
 

@@ -14,9 +14,9 @@ With a normalised window A = P M, where P has the sum of A as its divisor: dS = 
 Where the weights of a row sum to one (additive, normalised), one number may be taken off all its dA, as D
 loses it too. The kernels take off dO · O, which is D but for roundings: otherwise large sums would cancel in
 the totals, which are taken before D is known.
-Where M is cut to 0, dM is 0. Where that is so all over a tile, only φ and its gradient are computed, and:
-multiplicative scores, of which dS = −P D is left; additive scores and dA, but neither the local score nor its
-gradients.
+At sinks, where M is 1, dM is 0, and Σ dM M runs over the other keys. Where M is cut to 0, dM is 0. Where that
+is so all over a tile, only φ and its gradient are computed, and: multiplicative scores, of which dS = −P D is
+left; additive scores and dA, but neither the local score nor its gradients.
 """
 
 from typing import Any, NamedTuple
@@ -34,6 +34,7 @@ from diffwindow.kernels.triton_tiles import (
     count_tiles,
     cut_window,
     is_reached,
+    is_sink,
     kept_share,
     load_keys,
     load_queries,
@@ -136,7 +137,7 @@ def weight_gradients(p, place, queries, keys, grad, how: tl.constexpr):
 
 
 @triton.jit
-def score_gradients(weights, local, window, dweights, delta, how: tl.constexpr):
+def score_gradients(p, place, keys, weights, local, window, dweights, delta, how: tl.constexpr):
     """Return the gradients of a tile's scores and of its window."""
     if how.additive:
         ds = weights * (dweights - delta[:, None])
@@ -149,6 +150,8 @@ def score_gradients(weights, local, window, dweights, delta, how: tl.constexpr):
         ds = dm * window - weights * delta[:, None]
     if how.cut:
         dm = tl.where(window == 0.0, 0.0, dm)
+    if how.sinks:
+        dm = tl.where(is_sink(p, place, keys), 0.0, dm)
     return ds, dm
 
 
@@ -189,11 +192,11 @@ def near_gradients(
     p, place, queries, keys, visible, grad, norms, totals, phi_left, phi_right, carry, how: tl.constexpr
 ):  # fmt: skip
     """Return what `differentiate` does, but for the steps of F, over a tile that the window reaches."""
-    window, sums_left, sums_right = tile_window(p, phi_left, phi_right, carry, how)
+    window, sums_left, sums_right = tile_window(p, place, keys, phi_left, phi_right, carry, how)
     x, local = weight_logits(p, place, queries, keys, visible, window, how, reached=True)
     weights = normalise(x, window, norms, how)
     dweights, kept = weight_gradients(p, place, queries, keys, grad, how)
-    ds, dm = score_gradients(weights, local, window, dweights, totals.delta, how)
+    ds, dm = score_gradients(p, place, keys, weights, local, window, dweights, totals.delta, how)
     met = weights * kept
     if not how.additive:
         met *= window
@@ -238,7 +241,7 @@ def differentiate(p, place, queries, keys, grad, norms, totals, carry, how: tl.c
     """
     visible, keys = look(p, place, queries, keys, how)
     phi_left, phi_right = boundaries(p, place, queries, keys, visible, norms, how)
-    reached = is_reached(p, phi_left, phi_right, carry, how)
+    reached = is_reached(p, place, keys, phi_left, phi_right, carry, how)
     if reached:
         met, ds, dlocal, dleft, dright, scan_left, scan_right = near_gradients(
             p, place, queries, keys, visible, grad, norms, totals, phi_left, phi_right, carry, how
@@ -259,7 +262,7 @@ def find_totals(p, place, queries, grad, norms, tiles, how: tl.constexpr):
     are kept apart; so with a normalised window.
     """
     zeros = tl.zeros([how.rows], tl.float32)
-    delta, moment, moment_left, moment_right = zeros, zeros, zeros, zeros
+    delta, sunk, moment, moment_left, moment_right = zeros, zeros, zeros, zeros, zeros
     spread, spread_left, spread_right = zeros, zeros, zeros
     before_left, before_right, mass_left, mass_right = zeros, zeros, zeros, zeros
     for tile in range(0, tiles):
@@ -272,9 +275,9 @@ def find_totals(p, place, queries, grad, norms, tiles, how: tl.constexpr):
                 mass_left, mass_right = segment_masses(p, place, queries, tile, norms, how)
         phi_left, phi_right = boundaries(p, place, queries, keys, visible, norms, how)
         prefix = Prefix(before_left, before_right, mass_left, mass_right)
-        reached = is_reached(p, phi_left, phi_right, prefix, how)
+        reached = is_reached(p, place, keys, phi_left, phi_right, prefix, how)
         if reached:
-            window, sums_left, sums_right = tile_window(p, phi_left, phi_right, prefix, how)
+            window, sums_left, sums_right = tile_window(p, place, keys, phi_left, phi_right, prefix, how)
             x, local = weight_logits(p, place, queries, keys, visible, window, how, reached=True)
             weights = normalise(x, window, norms, how)
             dweights, _ = weight_gradients(p, place, queries, keys, grad, how)
@@ -284,6 +287,11 @@ def find_totals(p, place, queries, grad, norms, tiles, how: tl.constexpr):
             if how.cut:
                 weights = tl.where(window == 0.0, 0.0, weights)
             share = weights * dweights
+            if how.sinks:
+                shown = is_sink(p, place, keys)
+                sunk += tl.sum(tl.where(shown, share, 0.0), 1)
+                weights = tl.where(shown, 0.0, weights)
+                share = tl.where(shown, 0.0, share)
             if how.additive or how.normalize:
                 spread += tl.sum(weights * window, 1)
                 spread_left += tl.sum(weights * sums_right[1], 1)
@@ -299,12 +307,12 @@ def find_totals(p, place, queries, grad, norms, tiles, how: tl.constexpr):
         if how.segments != "long":
             before_left += tl.sum(phi_left, 1)
             before_right += tl.sum(phi_right, 1)
-    if how.normalize:
-        delta = moment
+    if not how.additive:
+        delta = moment + sunk
     if how.additive or how.normalize:
         left = moment_left - moment - delta * (spread_left - spread)
         return Totals(delta, left, moment_right - moment - delta * (spread_right - spread))
-    return Totals(moment, moment_left - moment, moment_right - moment)
+    return Totals(delta, moment_left - moment, moment_right - moment)
 
 
 @triton.jit
@@ -327,7 +335,7 @@ def segment_window_gradient(
             x, local = weight_logits(p, place, queries, keys, visible, window[:, None], how, reached=True)
             weights = normalise(x, window[:, None], norms, how)
             dweights, _ = weight_gradients(p, place, queries, keys, grad, how)
-            _, dm = score_gradients(weights, local, window[:, None], dweights, delta, how)
+            _, dm = score_gradients(p, place, keys, weights, local, window[:, None], dweights, delta, how)
             total += tl.sum(dm, 1)
     return total
 

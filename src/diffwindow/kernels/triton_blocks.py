@@ -94,6 +94,7 @@ def kind_of(call: Call) -> tuple[Any, ...]:
         call.exact,
         call.threshold > 0,
         call.normalize,
+        call.sinks > 0,
         *given,
     )
 

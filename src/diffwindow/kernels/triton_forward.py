@@ -102,10 +102,10 @@ def forward_kernel(p, out, statistics, query_count, key_count, how: tl.constexpr
                 mass_left, mass_right = segment_masses(p, place, queries, tile, norms, how)
         phi_left, phi_right = boundaries(p, place, queries, keys, visible, norms, how)
         prefix = Prefix(before_left, before_right, mass_left, mass_right)
-        reached = is_reached(p, phi_left, phi_right, prefix, how)
+        reached = is_reached(p, place, keys, phi_left, phi_right, prefix, how)
         window = tl.zeros_like(phi_left)
         if reached:
-            window, _, _ = tile_window(p, phi_left, phi_right, prefix, how)
+            window, _, _ = tile_window(p, place, keys, phi_left, phi_right, prefix, how)
         if how.segments != "long":
             before_left += tl.sum(phi_left, 1)
             before_right += tl.sum(phi_right, 1)

@@ -131,6 +131,7 @@ def describe(call: Call, block: Block, step: int) -> tuple[Problem, Options]:
         drop_below=min(int(call.dropout_p * 2**32), 2**32 - 1),
         keep_scale=1 / (1 - call.dropout_p) if call.dropout_p < 1 else 0.0,
         threshold=float(call.threshold),
+        sinks=call.sinks,
     )
     options = Options(
         additive=call.q_local is not None,
@@ -138,6 +139,7 @@ def describe(call: Call, block: Block, step: int) -> tuple[Problem, Options]:
         exact=call.exact,
         cut=call.threshold > 0,
         normalize=call.normalize,
+        sinks=call.sinks > 0,
         segments="none" if size == 1 else "short" if size <= block.keys else "long",
         mask=_plane_kind(call.attn_mask),
         bias=_plane_kind(call.attn_bias),

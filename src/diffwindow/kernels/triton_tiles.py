@@ -79,16 +79,17 @@ class Problem(NamedTuple):
     drop_below: Any
     keep_scale: Any
     threshold: Any
+    sinks: Any
 
 
 class Options(NamedTuple):
     """What a kernel is compiled for.
 
     `mask` and `bias` are "none", "keys" (the same for all queries) or "full"; `segments` is "none", "short"
-    (at most a tile) or "long". `cut` sets M to 0 below the threshold. `interpreted_bf16` works around
-    Triton's interpreter, which neither multiplies bf16 nor rounds to it. `step` is what strides and widths of
-    matrices are counted in. The widths here are those of heads, padded; `rows` and `keys` are the sizes of a
-    tile.
+    (at most a tile) or "long". `cut` sets M to 0 below the threshold, `sinks` to 1 at the first keys of a
+    sequence. `interpreted_bf16` works around Triton's interpreter, which neither multiplies bf16 nor rounds
+    to it. `step` is what strides and widths of matrices are counted in. The widths here are those of heads,
+    padded; `rows` and `keys` are the sizes of a tile.
     """
 
     additive: bool
@@ -96,6 +97,7 @@ class Options(NamedTuple):
     exact: bool
     cut: bool
     normalize: bool
+    sinks: bool
     segments: str
     mask: str
     bias: str
@@ -113,11 +115,12 @@ class Options(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a program works: its batch entry and head, and the first key of its segment grid."""
+    """Where a program works: its batch entry and head, the first key of its segment grid, its first sink."""
 
     batch: Any
     head: Any
     start: Any
+    first_sink: Any
 
 
 class Queries(NamedTuple):
@@ -173,7 +176,7 @@ def with_lengths(p, query_count, key_count):
     )
     return Problem(
         p.score, p.left, p.right, p.local, p.v, p.mask, p.bias, p.origin, p.seed, shape, p.drop_below,
-        p.keep_scale, p.threshold,
+        p.keep_scale, p.threshold, p.sinks,
     )  # fmt: skip
 
 
@@ -183,12 +186,15 @@ def place_of(p, index):
     batch = (index // p.shape.heads).to(tl.int64)
     head = (index % p.shape.heads).to(tl.int64)
     start = 0
+    first_sink = 0
     if p.origin is not None:
+        origin = tl.load(p.origin + batch)
         # The grid's last line at or before key 0, with a remainder that is never negative.
-        past = (tl.load(p.origin + batch) % p.shape.segment_size).to(tl.int32)
+        past = (origin % p.shape.segment_size).to(tl.int32)
         past = tl.where(past < 0, past + p.shape.segment_size, past)
         start = tl.where(past > 0, past - p.shape.segment_size, 0)
-    return Place(batch, head, start)
+        first_sink = tl.minimum(tl.maximum(origin, 0), p.shape.keys).to(tl.int32)
+    return Place(batch, head, start, first_sink)
 
 
 @triton.jit
@@ -410,10 +416,17 @@ def boundary_sums(p, phi, before, mass, how: tl.constexpr):
 
 
 @triton.jit
-def is_reached(p, phi_left, phi_right, prefix, how: tl.constexpr):
+def is_sink(p, place, keys):
+    """Return which keys of a tile are sinks, `[1, keys]`: those where M is 1 whatever the boundaries say."""
+    past = keys.index - place.first_sink
+    return ((past >= 0) & (past < p.sinks))[None, :]
+
+
+@triton.jit
+def is_reached(p, place, keys, phi_left, phi_right, prefix, how: tl.constexpr):
     """Return whether M may reach the threshold in a tile: it is at most F_l G_r + F_r G_l at the tile's ends.
 
-    A NaN reaches it.
+    A NaN reaches it, and a sink.
     """
     if how.cut:
         step_left, step_right = prefix.mass_left, prefix.mass_right
@@ -421,7 +434,10 @@ def is_reached(p, phi_left, phi_right, prefix, how: tl.constexpr):
             step_left, step_right = tl.sum(phi_left, 1), tl.sum(phi_right, 1)
         f_left, f_right = prefix.before_left + step_left, prefix.before_right + step_right
         bound = f_left * (1.0 - prefix.before_right) + f_right * (1.0 - prefix.before_left)
-        return tl.max(tl.where(bound + SLACK < p.threshold, 0, 1), 0) > 0
+        reached = tl.max(tl.where(bound + SLACK < p.threshold, 0, 1), 0) > 0
+        if how.sinks:
+            reached |= tl.max(tl.max(is_sink(p, place, keys).to(tl.int32), 1), 0) > 0
+        return reached
     else:
         return True
 
@@ -448,11 +464,13 @@ def compose_window(p, phi_left, phi_right, f_left, g_left, f_right, g_right, how
 
 
 @triton.jit
-def tile_window(p, phi_left, phi_right, prefix, how: tl.constexpr):
+def tile_window(p, place, keys, phi_left, phi_right, prefix, how: tl.constexpr):
     """Return M over a tile, and F and G of the left and the right boundary."""
     f_left, g_left = boundary_sums(p, phi_left, prefix.before_left, prefix.mass_left, how)
     f_right, g_right = boundary_sums(p, phi_right, prefix.before_right, prefix.mass_right, how)
     window = compose_window(p, phi_left, phi_right, f_left, g_left, f_right, g_right, how)
+    if how.sinks:
+        window = tl.where(is_sink(p, place, keys), 1.0, window)
     return window, (f_left, g_left), (f_right, g_right)
 
 
