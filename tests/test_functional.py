@@ -48,6 +48,22 @@ def test_one_hot_boundaries_give_the_discrete_window_in_either_order(left, right
     assert_close(window, f.discrete_window(min(left, right), max(left, right), 10).double())
 
 
+@pytest.mark.parametrize(("left", "right"), [(3, 8), (8, 3), (4, 4)])
+def test_ordered_boundaries_give_no_window_if_the_left_is_behind_the_right(left, right):
+    window = f.soft_window(EYE[left], EYE[right], expectation="ordered")
+    assert_close(window, f.discrete_window(left, right, 10).double())
+
+
+@given(size=st.integers(1, 5), seed=st.integers(0, 99))
+def test_both_orders_together_are_the_papers_window(size, seed):
+    phi_left, phi_right = random_phi(2, 7, seed=seed)
+    ordered, reversed_ = (
+        f.soft_window(*pair, segment_size=size, expectation="ordered")
+        for pair in ((phi_left, phi_right), (phi_right, phi_left))
+    )
+    assert_close(ordered + reversed_, f.soft_window(phi_left, phi_right, segment_size=size))
+
+
 def test_paper_counts_a_shared_boundary_twice_and_exact_once():
     assert f.soft_window(EYE[4], EYE[4])[4] == 2
     assert f.soft_window(EYE[4], EYE[4], expectation="exact")[4] == 1
@@ -184,7 +200,7 @@ def test_a_row_without_keys_is_zero_with_zero_gradients():
 
 @pytest.mark.usefixtures("unchecked")
 def test_an_unknown_expectation_is_named():
-    with pytest.raises(ValueError, match="expectation='papper' is not one of 'paper', 'exact'"):
+    with pytest.raises(ValueError, match="expectation='papper' is not one of 'paper', 'exact', 'ordered'"):
         f.soft_window(EYE[4], EYE[5], expectation="papper")
 
 

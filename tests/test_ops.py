@@ -121,6 +121,7 @@ MASK = tensor([[True, True, False, True], [False, True, True, True]])[:, None, N
         {"expectation": "exact", "attn_mask": MASK},
         {"segment_size": 2, "attn_mask": MASK},
         {"segment_size": 5, "expectation": "exact"},
+        {"segment_size": 2, "expectation": "ordered", "attn_mask": MASK},
     ],
     ids=str,
 )
@@ -383,6 +384,7 @@ BAD = [
     ({"expectation": "exat"}, ValueError, "did you mean 'exact'"),
     ({"impl": "cuda"}, ValueError, "impl='cuda' is not one of"),
     ({"impl": "triton"}, ValueError, 'impl="triton" is not available'),
+    ({"impl": "cpu", "expectation": "ordered"}, ValueError, "do not support ordered boundaries"),
     ({"window_tolerance": -0.1}, ValueError, "window_tolerance=-0.1 is not in 0 <= tolerance < 1"),
     ({"window_tolerance": 1.0}, ValueError, "window_tolerance=1.0 is not in"),
     ({"window_tolerance": math.nan}, ValueError, "window_tolerance=nan is not in"),

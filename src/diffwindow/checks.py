@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from diffwindow.messages import check_choice, did_you_mean, quote
 
-Expectation = Literal["paper", "exact"]
+Expectation = Literal["paper", "exact", "ordered"]
 EXPECTATIONS: tuple[str, ...] = get_args(Expectation)
 # how a window is made discrete at test time
 DiscreteRule = Literal["argmax", "half", "joint"]

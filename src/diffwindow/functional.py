@@ -172,10 +172,9 @@ def soft_window(
 ) -> Float[Tensor, "*lead k"]:
     """Compose two boundary distributions into a window: M = F_l ⊙ G_r + F_r ⊙ G_l (Eq. 9, 11).
 
-    The first term alone is Eq. 6, which takes its boundaries in order.
-
     The paper's M counts the case that both boundaries fall on one key (or in one segment) twice; "exact"
     takes it off once, so that M is the probability that a key lies between two independent boundaries.
+    "ordered" has the first term alone (Eq. 6), which vanishes where the left boundary is behind the right.
 
     M below `window_tolerance` is set to 0, with a gradient of 0. After that M is set to 1, with a gradient of
     0, at those of the first `sinks` keys from `segment_origin` on that `mask` shows.
@@ -195,7 +194,9 @@ def soft_window(
     g_left = leftward(phi_left, segment_size, segment_origin=segment_origin)
     f_right = rightward(phi_right, segment_size, segment_origin=segment_origin)
     g_right = leftward(phi_right, segment_size, segment_origin=segment_origin)
-    window = f_left * g_right + f_right * g_left
+    window = f_left * g_right
+    if expectation != "ordered":
+        window = window + f_right * g_left
     if expectation == "exact" and segment_size == 1:
         window = window - phi_left * phi_right
     elif expectation == "exact":

@@ -219,8 +219,10 @@ def _option(scanner: _Scanner, role: Role, attention: Attention, before: list[st
     start = scanner.position()
     option = OPTIONS[scanner.name("an option", OPTIONS)]
     name = option.name
-    if name in before:
-        scanner.fail(f"{name} is there twice", at=start)
+    for other in before:
+        if OPTIONS[other].argument == option.argument:
+            problem = "is there twice" if other == name else f"and {other} exclude each other"
+            scanner.fail(f"{name} {problem}", at=start)
     before.append(name)
     if name not in KINDS[attention.kind].options:
         scanner.fail(f"{name} means {option.meaning}, which {attention.kind} does not have", at=start)

@@ -58,6 +58,7 @@ Feature = Literal[
     "heads of more than 512 bytes",
     "transforms of torch.func",
     "window rules",
+    "ordered boundaries",
 ]
 
 
@@ -76,7 +77,7 @@ SUPPORT: dict[Impl, Support] = {
     "cpu": Support(
         devices=("cpu",),
         dtypes=(torch.float32, torch.bfloat16),
-        lacks=("gradients of attn_bias", "transforms of torch.func", "window rules"),
+        lacks=("gradients of attn_bias", "transforms of torch.func", "window rules", "ordered boundaries"),
     ),
     "triton": Support(
         devices=("cuda",),
@@ -132,7 +133,8 @@ def window_attention(
         segment_size: Let this many keys share their value of M; 1 is a window by token.
         segment_origin: Integers `[b]`, the key where each sequence starts, from which segments and sinks
             count; 0 by default.
-        expectation: "paper" counts two boundaries on one key twice (M ≤ 2), "exact" once (M ≤ 1).
+        expectation: "paper" counts two boundaries on one key twice (M ≤ 2), "exact" once (M ≤ 1);
+            "ordered" is Eq. 6 alone, without windows whose left boundary is behind the right.
         normalize: Divide the weights of a multiplicative window by their sum, which makes them
             softmax(s + log M). M below 8 roundings (1e-6 in fp32) then counts as 0.
         sinks: Set M to 1 at this many first keys of each sequence, whatever the pointers say, for a
@@ -338,6 +340,7 @@ def _needs(widest: int, options: Options) -> tuple[Feature, ...]:
         "heads of more than 512 bytes": widest > 512,
         "transforms of torch.func": _is_transformed() or forward_ad._current_level >= 0,
         "window rules": options.window_rule != "soft",
+        "ordered boundaries": options.expectation == "ordered",
     }
     return tuple(feature for feature, wanted in asked.items() if wanted)
 

@@ -51,7 +51,7 @@ def pointers(rows, keys, seed):
     return phi
 
 
-@pytest.mark.parametrize("expectation", ["paper", "exact"])
+@pytest.mark.parametrize("expectation", ["paper", "exact", "ordered"])
 @pytest.mark.parametrize("segment_size", [1, 2, 5, 70])
 def test_windows_equal_those_of_functional_in_float32(expectation, segment_size):
     rows = []

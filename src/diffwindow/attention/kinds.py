@@ -47,12 +47,12 @@ KINDS = {
     "AW": Kind(
         "additive window",
         partial(WindowAttention, window=WINDOWED["AW"]),
-        options=("Seg", "Exact", "Dim", "Dist"),
+        options=("Seg", "Exact", "Ordered", "Dim", "Dist"),
     ),
     "MW": Kind(
         "multiplicative window",
         partial(WindowAttention, window=WINDOWED["MW"]),
-        options=("Seg", "Exact", "Norm", "Dim", "Sink", "Gate", "Dist"),
+        options=("Seg", "Exact", "Ordered", "Norm", "Dim", "Sink", "Gate", "Dist"),
     ),
     **BASELINES,
 }
@@ -69,7 +69,9 @@ class Attention:
         int, Option("Seg", "windows by segment", 5, takes_number=True, label="segments of {}")
     ] = 1
     expectation: Annotated[
-        Expectation, Option("Exact", "windows without the double count", "exact", label="exact")
+        Expectation,
+        Option("Exact", "windows without the double count", "exact", label="exact"),
+        Option("Ordered", "windows whose boundaries must be in order (Eq. 6)", "ordered", label="ordered"),
     ] = "paper"
     normalize: Annotated[
         bool,
@@ -116,7 +118,11 @@ class Attention:
     def chosen(self) -> dict[Option, Any]:
         """Return the options that differ from their defaults, with their values."""
         values = {one: getattr(self, one.argument) for one in OPTIONS.values()}
-        return {one: value for one, value in values.items() if value != one.default}
+        return {
+            one: value
+            for one, value in values.items()
+            if value != one.default and (one.takes_number or value == one.written)
+        }
 
     def arguments(self) -> dict[str, Any]:
         """Return the arguments of the module for the options that the kind has."""

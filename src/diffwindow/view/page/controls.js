@@ -82,7 +82,7 @@ function showWindowSettings(layer, selection, change) {
   byId("segment").value = segmentSize;
   byId("segment").setAttribute("aria-valuetext", segmentSize === 1 ? "1, by token" : `${segmentSize} tokens`);
   byId("segment-label").textContent = segmentSize === 1 ? "1 (by token)" : segmentSize;
-  fillSwitch(byId("expectations"), "expectation", [["paper", "paper"], ["exact", "exact"]], expectation, (value) => change({ expectation: value }));
+  fillSwitch(byId("expectations"), "expectation", [["paper", "paper"], ["exact", "exact"], ["ordered", "ordered"]], expectation, (value) => change({ expectation: value }));
   const own = segmentSize === layer.segment_size && expectation === layer.expectation;
   byId("recomputed").hidden = own;
   byId("recomputed-text").textContent =

@@ -43,7 +43,8 @@ export function leftward(sums, { first }) {
  * Compose the prefix sums of two pointers into a window.
  *
  * The paper's window counts two boundaries in one segment (of one key or more) twice; "exact" subtracts
- * that case once, so that M is the probability that a key lies between the boundaries. M below the
+ * that case once, so that M is the probability that a key lies between the boundaries; "ordered" has no
+ * window where the left boundary is behind the right (Eq. 6). M below the
  * tolerance is set to 0, and then M of the `sinks`, keys from the first up to before the second, to 1.
  */
 export function composeWindow(left, right, bounds, { expectation = "paper", tolerance = 0, sinks = [0, 0] } = {}) {
@@ -51,9 +52,10 @@ export function composeWindow(left, right, bounds, { expectation = "paper", tole
   const gLeft = leftward(left, bounds);
   const fRight = rightward(right, bounds);
   const gRight = leftward(right, bounds);
-  const window = fLeft.map((f, key) => f * gRight[key] + fRight[key] * gLeft[key]);
+  const reversed = expectation === "ordered" ? 0 : 1;
+  const window = fLeft.map((f, key) => f * gRight[key] + reversed * fRight[key] * gLeft[key]);
   const cut = (value, key) => (key >= sinks[0] && key < sinks[1] ? 1 : value < tolerance ? 0 : value);
-  if (expectation === "paper") return window.map(cut);
+  if (expectation !== "exact") return window.map(cut);
   const totalLeft = left.length ? left[left.length - 1] : 0;
   const totalRight = right.length ? right[right.length - 1] : 0;
   return window.map((value, key) => {
