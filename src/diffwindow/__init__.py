@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from diffwindow.attention.differentiable_window import DifferentiableWindow
     from diffwindow.attention.window import WindowAttention
     from diffwindow.attention.window_module import use_impl, use_window_rule
     from diffwindow.data.prepare import prepare
@@ -37,6 +38,7 @@ _HOMES = {
     "Classifier": "models.classifier",
     "ClassifierConfig": "models.classifier",
     "Decoding": "decoding",
+    "DifferentiableWindow": "attention.differentiable_window",
     "LanguageModel": "models.language_model",
     "LanguageModelConfig": "models.language_model",
     "Plan": "notation",
@@ -67,6 +69,7 @@ __all__ = [
     "Classifier",
     "ClassifierConfig",
     "Decoding",
+    "DifferentiableWindow",
     "LanguageModel",
     "LanguageModelConfig",
     "Maps",

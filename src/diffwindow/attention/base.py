@@ -247,12 +247,12 @@ def watch(
             attention.watchers = tuple(one for one in attention.watchers if one is not watcher)
 
 
-def check_heads(embed_dim: int, num_heads: int) -> None:
+def check_heads(width: int, num_heads: int, *, name: str = "embed_dim") -> None:
     """Raise unless the width divides into heads."""
-    check_positive("embed_dim", embed_dim)
+    check_positive(name, width)
     check_positive("num_heads", num_heads)
-    if embed_dim % num_heads != 0:
-        raise ValueError(f"embed_dim={embed_dim} is not divisible by num_heads={num_heads}")
+    if width % num_heads != 0:
+        raise ValueError(f"{name}={width} is not divisible by num_heads={num_heads}")
 
 
 def _split_heads(stack: Tensor, dims: tuple[int, ...], num_heads: int) -> tuple[Tensor, ...]:

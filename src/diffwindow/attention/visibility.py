@@ -54,6 +54,15 @@ def first_visible_key(key_padding_mask: Tensor | None) -> Int[Tensor, " b"] | No
     return first_true(~hidden(key_padding_mask))
 
 
+def first_seen_key(mask: Bool[Tensor, "..."], batch: int) -> Int[Tensor, " b"]:
+    """Return the first key that any query of each sequence sees, by a mask that broadcasts to `[b h q k]`.
+
+    >>> first_seen_key(torch.tensor([False, True, True]).expand(1, 1, 2, 3), batch=2)
+    tensor([1, 1])
+    """
+    return first_true(mask.flatten(1, -2).any(1).expand(batch, -1))
+
+
 def first_true(mask: Bool[Tensor, "b n"]) -> Int[Tensor, " b"]:
     """Return the first True of each row; 0 if there is none, or no column at all."""
     return mask.long().argmax(-1) if mask.shape[-1] else mask.new_zeros(mask.shape[0], dtype=torch.long)

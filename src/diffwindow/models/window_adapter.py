@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from diffwindow import functional, ops
 from diffwindow.attention.kinds import WINDOWED
-from diffwindow.attention.visibility import first_true
+from diffwindow.attention.visibility import first_seen_key
 from diffwindow.attention.window_module import WindowModule
 from diffwindow.checks import CallOptions, Options, check_window_options
 from diffwindow.kernels import cpu
@@ -134,7 +134,7 @@ class WindowAdapter(WindowModule):
         mask = options.attn_mask
         if mask is None or (options.segment_size == 1 and options.sinks == 0):
             return options
-        return options._replace(segment_origin=first_true(mask.flatten(1, -2).any(1).expand(batch, -1)))
+        return options._replace(segment_origin=first_seen_key(mask, batch))
 
     def maps(
         self, q: Float[Tensor, "b h q e"], k: Float[Tensor, "b g k e"], **call: Unpack[CallOptions]
