@@ -1,10 +1,11 @@
-"""Time the plain base model against `torch.nn.Transformer` and Hugging Face's `MarianMTModel`.
+"""Time the plain base model against `torch.nn.Transformer`, Hugging Face's `MarianMTModel` and CTranslate2.
 
-All three have the same weights, and all times are of one run, taken in turns; the figures are ratios. A
-model that was never trained does not know when to stop: the logit of the end is set, for all alike, so that
-each sentence ends near a length of its own.
+All have the same weights, and all times are of one run, taken in turns; the figures are ratios. A model
+that was never trained does not know when to stop: the logit of the end is set, for all alike, so that each
+sentence ends near a length of its own. Against CTranslate2 (pip install ctranslate2) all are equally long.
 
     python benchmarks/models.py [--quick] [--json]
+    python benchmarks/models.py --tasks greedy-1-fp32 beam-32-int8 --repeats 7 --no-memory
 """
 
 import argparse
@@ -16,9 +17,11 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import forced
 import peers
 import torch
 import torch.nn.functional as F
@@ -29,8 +32,6 @@ from diffwindow.decoding.beam import beam_search
 from diffwindow.decoding.search import Start, start_translation
 
 SMOOTHING, BEAM, PENALTY, EOS = 0.1, 5, 0.6, 2
-# Makes the untrained model about as sure of its next token as a trained one.
-SHARPNESS = 8.0
 # About where the logits of the sharpened model's other tokens sum to.
 OTHERS = 36.0
 
@@ -135,13 +136,7 @@ def training(name: str, batch: Batch, size: dict[str, int]) -> Callable[[], None
 
 
 def decoding(name: str, beam: int, batch: Batch, size: dict[str, int]) -> Callable[[], list[list[int]]]:
-    ours = peers.base(**size).eval()
-    with torch.no_grad():
-        # With one embedding for input and output it would repeat its last token: random signs prevent that.
-        signs = (
-            torch.randint(0, 2, (ours.config.embed_dim,), generator=torch.Generator().manual_seed(2)) * 2 - 1
-        )
-        ours.decoder.layers[-1].feed_forward.norm.weight.mul_(SHARPNESS * signs)
+    ours = peers.sharpened(**size)
     if name == "ours":
         model = Ending(ours, batch.ends)
         return lambda: [
@@ -207,6 +202,7 @@ TASKS: dict[str, tuple[tuple[str, ...], Callable[..., Callable[[], Any]]]] = {
     "training": (("ours", "torch", "marian"), training),
     "greedy": (("ours", "torch", "marian"), lambda name, *rest: decoding(name, 1, *rest)),
     "beam": (("ours", "marian"), lambda name, *rest: decoding(name, BEAM, *rest)),
+    **forced.TASKS,
 }
 
 
@@ -225,7 +221,8 @@ def measure(task: str, batch: Batch, size: dict[str, int], repeats: int) -> dict
     result["ratio"] = {name: medians[name] / medians["ours"] for name in names if name != "ours"}
     if task != "training":
         result["same_output"] = {
-            name: sum(a == b for a, b in zip(outputs["ours"], outputs[name], strict=True)) / len(batch.source)
+            name: sum(a == b for a, b in zip(outputs["ours"], outputs[name], strict=True))
+            / len(outputs[name])
             for name in names
             if name != "ours"
         }
@@ -249,12 +246,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a small model and batch, to see that it runs")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS), help="what to time")
+    default = [task for task in TASKS if task not in forced.TASKS or find_spec("ctranslate2")]
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=default, help="what to time")
+    parser.add_argument("--repeats", type=int, default=3, help="rounds, of which medians are compared")
+    parser.add_argument("--no-memory", action="store_true", help="do not measure peaks of memory")
     parser.add_argument("--peak", metavar="TASK:NAME", help="print the peak memory in MB of one run alone")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     size = {"vocab_size": 2000, "layers": 2} if options.quick else {"vocab_size": 32768, "layers": 6}
-    sentences, longest, repeats = (8, 20, 3) if options.quick else (32, 48, 3)
+    sentences, longest = (8, 20) if options.quick else (32, 48)
     batch = mixed_batch(sentences, longest, size["vocab_size"])
     if options.peak:
         task, name = options.peak.split(":")
@@ -272,18 +272,21 @@ def main() -> None:
     }
     arguments = ["--quick"] if options.quick else []
     for task in options.tasks:
-        report[task] = measure(task, batch, size, repeats)
-        report[task]["peak_mb"] = {name: round(peak_memory(task, name, arguments)) for name in TASKS[task][0]}
+        report[task] = measure(task, batch, size, options.repeats)
+        if not options.no_memory:
+            peaks = {name: round(peak_memory(task, name, arguments)) for name in TASKS[task][0]}
+            report[task]["peak_mb"] = peaks
         if not options.json:
-            print(f"{task:8}", _line(report[task]), flush=True)
+            print(f"{task:14}", _line(report[task]), flush=True)
     if options.json:
         print(json.dumps(report, indent=2))
 
 
 def _line(result: dict[str, Any]) -> str:
-    parts = [f"ours {result['seconds']['ours']:.2f} s, {result['peak_mb']['ours']} MB"]
+    memory = {name: f", {peak} MB" for name, peak in result.get("peak_mb", {}).items()}
+    parts = [f"ours {result['seconds']['ours']:.2f} s{memory.get('ours', '')}"]
     for name, ratio in result["ratio"].items():
-        parts.append(f"{name} {ratio:.2f}x the time, {result['peak_mb'][name]} MB")
+        parts.append(f"{name} {ratio:.2f}x the time{memory.get(name, '')}")
     parts += [f"same output as {name} {share:.0%}" for name, share in result.get("same_output", {}).items()]
     return "; ".join(parts)
 

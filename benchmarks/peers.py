@@ -1,6 +1,7 @@
-"""The plain base model three times, with the same weights: ours, PyTorch's and Hugging Face's Marian."""
+"""The plain base model with the same weights: ours, PyTorch's, Hugging Face's Marian and CTranslate2's."""
 
 import math
+import tempfile
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from diffwindow.attention.visibility import sinusoids
 from diffwindow.models.translator import Translator, TranslatorConfig
 
 MAX_POSITIONS = 512
+SHARPNESS = 8.0
 
 
 def base(vocab_size: int = 32768, layers: int = 6, dropout: float = 0.1) -> Translator:
@@ -19,6 +21,16 @@ def base(vocab_size: int = 32768, layers: int = 6, dropout: float = 0.1) -> Tran
     return Translator(
         TranslatorConfig(vocab_size=vocab_size, encoder_layers=layers, decoder_layers=layers, dropout=dropout)
     )
+
+
+def sharpened(**size: int) -> Translator:
+    """Build the base model so that it is as sure of its next token as a trained one."""
+    ours = base(**size).eval()
+    # With one embedding for input and output it would repeat its last token: random signs prevent that.
+    signs = torch.randint(0, 2, (ours.config.embed_dim,), generator=torch.Generator().manual_seed(2)) * 2 - 1
+    with torch.no_grad():
+        ours.decoder.layers[-1].feed_forward.norm.weight.mul_(SHARPNESS * signs)
+    return ours
 
 
 class TorchTranslator(nn.Module):
@@ -103,6 +115,60 @@ def marian(ours: Translator) -> Any:
             for layer, source in zip(theirs.layers, getattr(ours, stack).layers, strict=True):
                 layer.load_state_dict(_marian_layer(source.state_dict()))
     return model
+
+
+def ctranslate2(ours: Translator, compute_type: str) -> Any:
+    """Build a `ctranslate2.Translator` with our weights and positions; token i is the text of i."""
+    import ctranslate2 as library
+
+    config = ours.config
+    spec = library.specs.TransformerSpec.from_config(
+        (config.encoder_layers, config.decoder_layers), config.num_heads, pre_norm=False
+    )
+    embedding = ours.embedding.weight.detach().numpy()
+    positions = sinusoids(torch.arange(MAX_POSITIONS), config.embed_dim).numpy()
+    for theirs, stack in ((spec.encoder, ours.encoder), (spec.decoder, ours.decoder)):
+        theirs.position_encodings.encodings = positions
+        for layer, source in zip(theirs.layer, stack.layers, strict=True):
+            _fill_layer(layer, source)
+    spec.encoder.embeddings[0].weight = spec.decoder.embeddings.weight = embedding
+    spec.decoder.projection.weight = embedding
+    vocabulary = ["<unk>", "<s>", "</s>", *map(str, range(3, config.vocab_size))]
+    spec.register_source_vocabulary(vocabulary)
+    spec.register_target_vocabulary(vocabulary)
+    spec.config.layer_norm_epsilon = ours.decoder.layers[0].feed_forward.norm.eps
+    spec.validate()
+    with tempfile.TemporaryDirectory() as folder:
+        spec.save(folder)
+        return library.Translator(
+            folder, compute_type=compute_type, inter_threads=1, intra_threads=torch.get_num_threads()
+        )
+
+
+def _fill_layer(layer: Any, source: nn.Module) -> None:
+    """Copy a layer of ours to that of a specification of CTranslate2."""
+    blocks = [(layer.self_attention, source.self_attention)]
+    if source.cross_attention is not None:
+        blocks.append((layer.attention, source.cross_attention))
+    for theirs, block in blocks:
+        stacked, width = block.attention.in_proj, block.attention.embed_dim
+        # the keys of a source are projected apart from the queries
+        cuts = [0, None] if theirs is layer.self_attention else [0, width, None]
+        for linear, first, last in zip(theirs.linear, cuts, cuts[1:], strict=False):
+            _fill_linear(linear, stacked.weight[first:last], stacked.bias[first:last])
+        _fill_linear(theirs.linear[-1], block.attention.out_proj.weight, block.attention.out_proj.bias)
+        _fill_norm(theirs.layer_norm, block.norm)
+    _fill_linear(layer.ffn.linear_0, source.feed_forward.inner.weight, source.feed_forward.inner.bias)
+    _fill_linear(layer.ffn.linear_1, source.feed_forward.outer.weight, source.feed_forward.outer.bias)
+    _fill_norm(layer.ffn.layer_norm, source.feed_forward.norm)
+
+
+def _fill_linear(theirs: Any, weight: Tensor, bias: Tensor) -> None:
+    theirs.weight, theirs.bias = weight.detach().numpy(), bias.detach().numpy()
+
+
+def _fill_norm(theirs: Any, norm: nn.LayerNorm) -> None:
+    theirs.gamma, theirs.beta = norm.weight.detach().numpy(), norm.bias.detach().numpy()
 
 
 def trainable(model: nn.Module) -> int:

@@ -39,6 +39,18 @@ def test_translate_gives_n_best_with_scores_and_cuts_long_lines(run, runs):
     assert "line 1 is long: translated in" in err
 
 
+def test_translate_in_eight_bits(run, runs):
+    source = next(reorder(1, part="test")).source
+    arguments = ["translate", runs / "translator", "--n-best", "2"]
+    (code, full, _), (_, rounded, _) = run(*arguments, typed=source), run(*arguments, "--int8", typed=source)
+    assert code == 0
+    scores = [[float(line.split(" ||| ")[2]) for line in out.splitlines()] for out in (full, rounded)]
+    assert scores[1] == pytest.approx(scores[0], abs=0.2)
+    assert scores[1] != scores[0]
+    code, _, err = run(*arguments, "--int8", "--device", "cuda", typed=source)
+    assert (code, "'int8' is for CPUs, and the device is 'cuda'" in err) == (2, True)
+
+
 def test_options_of_samples_need_a_temperature(run, runs):
     for option in (("--top-k", "5"), ("--top-p", "0.5"), ("--seed", "3")):
         code, _, err = run("translate", runs / "translator", *option, typed="the boat .\n")

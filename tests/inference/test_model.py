@@ -134,6 +134,49 @@ def test_dtype_converts_the_weights(folders):
         diffwindow.load(folders["language"], dtype=torch.int8)
 
 
+def test_eight_bits_are_close_and_smaller(folders):
+    model, full = (diffwindow.load(folders["language"], dtype=dtype) for dtype in ("int8", None))
+    for low, high in zip(model.score(TEXTS), full.score(TEXTS), strict=True):
+        assert low.log_prob == pytest.approx(high.log_prob, rel=0.05)
+        assert low.log_prob != high.log_prob
+    classifier = diffwindow.load(folders["classifier"], dtype="int8").predict(TEXTS)
+    for low, high in zip(classifier, diffwindow.load(folders["classifier"]).predict(TEXTS), strict=True):
+        assert low.probabilities == pytest.approx(high.probabilities, abs=0.05)
+
+
+def test_a_sentence_in_eight_bits_does_not_depend_on_its_batch(folders):
+    model = diffwindow.load([folders["translator"], folders["second"]], dtype="int8")
+    decoding = Decoding(beam=3, n_best=2)
+    alone = [best for text in TEXTS for best in model.translations([text], decoding)]
+    for one, other in zip(alone, model.translations(TEXTS, decoding), strict=True):
+        assert [output.text for output in one] == [output.text for output in other]
+        assert [output.score for output in one] == pytest.approx([output.score for output in other], abs=1e-5)
+
+
+def test_eight_bits_change_no_file_and_are_neither_saved_nor_trained(folders, tmp_path):
+    before = {path: path.read_bytes() for path in folders["translator"].iterdir()}
+    model = diffwindow.load(folders["translator"], dtype="int8").members[0].model
+    with pytest.raises(ValueError, match="are not saved; save the model that they were made from"):
+        model.save_pretrained(tmp_path / "saved")
+    assert not any(tmp_path.glob("saved/*.safetensors"))
+    with pytest.raises(ValueError, match="cannot be trained; load the model without dtype='int8'"):
+        model.train()
+    assert {path: path.read_bytes() for path in folders["translator"].iterdir()} == before
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dtype": "int4"}, "dtype='int4' is unknown; pass 'int8', or a type such as torch.bfloat16"),
+        ({"dtype": "int8", "device": "cuda"}, "'int8' is for CPUs, and the device is 'cuda'; pass device="),
+    ],
+)
+def test_types_that_are_not_served_are_named(folders, options, message):
+    with pytest.raises(ValueError, match=message):
+        diffwindow.load(folders["language"], **options)
+
+
 def test_attention_is_a_trace(folders):
     trace = diffwindow.load(folders["translator"]).attention("my lamp fell", "the boats")
     assert trace.tokens["translation"] == ["the", "boats", "</s>"]

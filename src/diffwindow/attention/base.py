@@ -14,6 +14,7 @@ from diffwindow import functional
 from diffwindow.attention.visibility import EVERYTHING, Visibility, rotate
 from diffwindow.checks import check_bool, check_dropout, check_positive
 from diffwindow.kernels import few_rows
+from diffwindow.kernels.int8 import Int8Linear
 from diffwindow.messages import check_choice
 from diffwindow.soft_window import Maps
 
@@ -193,6 +194,8 @@ class StackedAttention(nn.Module):
     def _project_rows(self, x: Tensor, first: int, last: int) -> Tensor:
         # A quantized or adapted layer may not compute with its weight, and hooks may set the weight first.
         layer: nn.Module = self.in_proj
+        if type(layer) is Int8Linear:
+            return layer.outputs(x, first, last)
         if not few_rows.is_plain(layer):
             projected: Tensor = layer(x)
             return projected[..., first:last]

@@ -43,6 +43,10 @@ def translate(
         bool, typer.Option("--interactive", help="Translate each line as it is typed.")
     ] = False,
     device: Device = "auto",
+    int8: Annotated[
+        bool,
+        typer.Option("--int8", help="Round weights to eight bits: faster on CPUs, a quarter of the memory."),
+    ] = False,
 ) -> None:
     """Translate text, line by line and in order; an empty line stays empty.
 
@@ -58,7 +62,7 @@ def translate(
         ExitStack() as stack,
     ):
         with world.together():
-            model = inference_model.load(runs, device=device)
+            model = inference_model.load(runs, device=device, dtype="int8" if int8 else None)
             own = replace(model.decoding, max_source_tokens=max_source_tokens)
             decoding = change_decoding(own, changes)
             # another kind of model is an error before the first line is read

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from diffwindow.evaluation.evaluate import Evaluation, evaluate_model
 from diffwindow.inference.attention import attention_trace
 from diffwindow.messages import quote
 from diffwindow.models.classifier import Classifier
+from diffwindow.models.int8 import round_weights
 from diffwindow.models.language_model import LanguageModel
 from diffwindow.models.loss import token_log_probs
 from diffwindow.models.model import evaluating
@@ -36,6 +37,7 @@ from diffwindow.view.trace import AttentionTrace
 Folder = str | os.PathLike[str]
 M = TypeVar("M", bound=nn.Module)
 R = TypeVar("R")
+INT8: Literal["int8"] = "int8"
 # tokens per batch of `predict` and `score`
 MAX_TOKENS = 4096
 
@@ -116,13 +118,14 @@ def load(
     path: Folder | Sequence[Folder],
     *,
     device: str = "auto",
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | Literal["int8"] | None = None,
     window_rule: WindowRule = "soft",
 ) -> "LoadedModel":
     """Load the model of a run folder or a model folder; several translators make an ensemble.
 
-    "auto" takes a GPU if there is one. `dtype` converts the weights, as torch.bfloat16. `window_rule` is that
-    of `diffwindow.use_window_rule`.
+    "auto" takes a GPU if there is one. `dtype` converts the weights, as torch.bfloat16; "int8", for CPUs,
+    rounds those of the linear layers and of the embedding to eight bits (see `round_weights`). `window_rule`
+    is that of `diffwindow.use_window_rule`.
     """
     paths = list(path) if isinstance(path, Iterable) and not isinstance(path, str) else [path]
     for one in paths:
@@ -130,13 +133,38 @@ def load(
             raise TypeError(f"{one!r} is not the folder of a run or a model; pass its path, or several")
     if not paths:
         raise ValueError("there is no folder to load; name at least one")
-    if dtype is not None and not dtype.is_floating_point:
-        raise ValueError(f"dtype={dtype} is not a floating-point type, which weights need")
-    members = [open_model(Path(one), device=device, dtype=dtype) for one in paths]
+    float_type = _float_type(dtype)
+    if dtype == INT8:
+        device = _device_of_int8(device)
+    members = [open_model(Path(one), device=device, dtype=float_type) for one in paths]
     for member in members:
         member.model.requires_grad_(False)
         use_window_rule(member.model, window_rule)
+        if dtype == INT8:
+            round_weights(member.model)
     return LoadedModel(members, configured_decoding(Path(paths[0])))
+
+
+def _float_type(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    """Return the type to convert weights to, None to leave them; raise for one that they cannot have."""
+    if dtype is None or dtype == INT8:
+        return None
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"dtype={dtype!r} is unknown; pass {INT8!r}, or a type such as torch.bfloat16")
+    if not dtype.is_floating_point:
+        raise ValueError(
+            f"dtype={dtype} is not a floating-point type, which weights need; pass {INT8!r} for eight bits"
+        )
+    return dtype
+
+
+def _device_of_int8(device: str) -> str:
+    if device not in ("auto", "cpu"):
+        raise ValueError(
+            f"dtype={INT8!r} is for CPUs, and the device is {device!r}; pass device='cpu', or "
+            "dtype=torch.bfloat16 to save memory there"
+        )
+    return "cpu"
 
 
 class LoadedModel:
@@ -209,7 +237,7 @@ class LoadedModel:
             tokens = pad_rows([[opening, *ids] for ids in chosen], device)
             labels = pad_rows([[*ids, EOS] for ids in chosen], device)
             each = [
-                token_log_probs(one.hidden(*sources, tokens), one.embedding.weight, labels) for one in models
+                token_log_probs(one.hidden(*sources, tokens), one.embedding.logits, labels) for one in models
             ]
             log_probs = average_log_probs(each)
             return [self._score_of(ids, row) for ids, row in zip(chosen, log_probs, strict=True)]

@@ -77,7 +77,7 @@ class LanguageModel(Model[LanguageModelConfig]):
         self, tokens: Int[Tensor, "b n"], labels: Int[Tensor, "b n"], mask: Bool[Tensor, "b n"] | None = None
     ) -> Float[Tensor, " b"]:
         """Return −log p of each row's labels."""
-        return -token_log_probs(self.hidden(tokens, mask), self.embedding.weight, labels).sum(-1)
+        return -token_log_probs(self.hidden(tokens, mask), self.embedding.logits, labels).sum(-1)
 
     def hidden(
         self, tokens: Int[Tensor, "b n"], mask: Bool[Tensor, "b n"] | None = None

@@ -15,6 +15,7 @@ from diffwindow.attention.cache import KeyCache
 from diffwindow.attention.kinds import build_attention
 from diffwindow.attention.visibility import EVERYTHING, Visibility, sinusoids
 from diffwindow.kernels import few_rows
+from diffwindow.kernels.int8 import Int8Linear
 from diffwindow.models.decoding_state import DecodingState
 from diffwindow.notation import Attention
 from diffwindow.special_tokens import PAD
@@ -32,8 +33,11 @@ class TokenEmbedding(nn.Module):
 
     def __init__(self, vocab_size: int, embed_dim: int, positions: Positions = "sinusoidal") -> None:
         super().__init__()
+        self.vocab_size, self.embed_dim = vocab_size, embed_dim
         self.positions = positions
         self.weight = nn.Parameter(torch.empty(vocab_size, embed_dim))
+        # takes the place of the weight in a model of eight bits
+        self.rounded: Int8Linear | None = None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -50,25 +54,38 @@ class TokenEmbedding(nn.Module):
     ) -> Float[Tensor, "*lead d"]:
         """Embed tokens and add the sinusoids, if any, of positions, which count along the last dimension."""
         try:
-            rows = F.embedding(tokens, self.weight, padding_idx=PAD) * math.sqrt(self.weight.shape[1])
+            rows = self._rows(tokens) * math.sqrt(self.embed_dim)
         except IndexError:
             raise ValueError(
                 f"the ids of the tokens are from {tokens.min()} to {tokens.max()}, but the vocabulary has "
-                f"{self.weight.shape[0]}; encode the text with the model's tokenizer"
+                f"{self.vocab_size}; encode the text with the model's tokenizer"
             ) from None
         if self.positions != "sinusoidal":
             return rows
         if positions is None:
             positions = torch.arange(tokens.shape[-1], device=tokens.device)
-        return rows + sinusoids(positions, self.weight.shape[1]).to(rows.dtype)
+        return rows + sinusoids(positions, self.embed_dim).to(rows.dtype)
+
+    def _rows(self, tokens: Int[Tensor, "*lead"]) -> Float[Tensor, "*lead d"]:
+        if self.rounded is not None:
+            return self.rounded.rows(tokens)
+        return F.embedding(tokens, self.weight, padding_idx=PAD)
 
     def logits(self, hidden: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """Score every token of the vocabulary."""
+        if self.rounded is not None:
+            output: Tensor = self.rounded(hidden)
+            return output
         return few_rows.linear(hidden, self.weight)
+
+    def round_weight(self) -> None:
+        """Keep the matrix in eight bits from now on."""
+        self.rounded = Int8Linear(self.weight)
+        del self.weight
 
     def extra_repr(self) -> str:
         """Show the sizes in the module's repr."""
-        return f"{self.weight.shape[0]}, {self.weight.shape[1]}, positions={self.positions!r}"
+        return f"{self.vocab_size}, {self.embed_dim}, positions={self.positions!r}"
 
 
 Norm = Literal["post", "pre"]

@@ -1,5 +1,6 @@
 """Cross-entropy over a vocabulary, computed without holding all logits."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -50,21 +51,23 @@ def token_loss(
 @torch.no_grad()
 def token_log_probs(
     hidden: Float[Tensor, "*lead d"],
-    weight: Float[Tensor, "v d"],
+    logits: Callable[[Tensor], Tensor],
     targets: Int[Tensor, "*lead"],
     *,
     chunk_size: int = 1024,
 ) -> Float[Tensor, "*lead"]:
-    """Return log p of each target under softmax(`hidden · weightᵀ`), without gradients; 0 for padding.
+    """Return log p of each target under softmax(`logits(hidden)`), without gradients; 0 for padding.
 
-    >>> token_log_probs(torch.zeros(3, 2), torch.zeros(4, 2), torch.tensor([1, 2, 0])).exp()
+    >>> logits = torch.nn.Linear(2, 4).requires_grad_(False)
+    >>> _ = logits.weight.zero_(), logits.bias.zero_()
+    >>> token_log_probs(torch.zeros(3, 2), logits, torch.tensor([1, 2, 0])).exp()
     tensor([0.2500, 0.2500, 1.0000])
     """
     real = targets != PAD
     kept, labels = hidden[real], targets[real]
     dtype = torch.promote_types(hidden.dtype, torch.float32)
     log_probs = [
-        -F.cross_entropy((rows @ weight.T).to(dtype), chosen, reduction="none")
+        -F.cross_entropy(logits(rows).to(dtype), chosen, reduction="none")
         for rows, chosen in zip(kept.split(chunk_size), labels.split(chunk_size), strict=True)
     ]
     return hidden.new_zeros(targets.shape, dtype=dtype).masked_scatter(real, torch.cat(log_probs))
