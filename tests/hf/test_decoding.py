@@ -71,7 +71,8 @@ def test_padding_changes_nothing(name, left):
     """Rotary and absolute positions need position_ids where padding is on the left."""
     model = model_of(name)
     encoder = name in ("bert", "t5", "marian")
-    open_windows(add_windows(model, f"{'Enc' if encoder else 'Dec'}(AW,Seg=2)@1", boundary_dim=3))
+    kind = "MW,Seg=2,Norm,Sink=3" if name == "llama" else "AW,Seg=2"
+    open_windows(add_windows(model, f"{'Enc' if encoder else 'Dec'}({kind})@1", boundary_dim=3))
     x = inputs_of(name)["input_ids"]
     padding = torch.full((3, 4), 7)
     padded = torch.cat([padding, x] if left else [x, padding], dim=1)

@@ -94,9 +94,10 @@ def test_it_starts_as_plain_attention(attention, is_causal):
     assert_close(window(q, k, v, is_causal=is_causal, scale=SCALE), plain, rtol=0, atol=1e-6)
 
 
-def test_cached_keys_change_nothing():
+@pytest.mark.parametrize("attention", [Attention("AW"), Attention("MW", normalize=True, sinks=2)])
+def test_cached_keys_change_nothing(attention):
     """The last query of a causal sequence is what a decoder's step computes from the cached keys."""
-    window = opened(Attention("AW"))
+    window = opened(attention)
     q, k, v = heads(7)
     step = window(q[:, :, -1:], k, v)
     assert_close(step, window(q, k, v, is_causal=True)[:, :, -1:])

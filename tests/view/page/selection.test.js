@@ -59,6 +59,14 @@ test("windows come from the pointers, with the settings of the page", () => {
   assert.deepEqual([...headMaps(layer, 1, settings).phiLeft], [0, 1, 0, 0]);
 });
 
+test("sinks are one, for a decoder's query those up to itself", () => {
+  const [layer] = run().snapshots[0].layers;
+  assert.deepEqual([...headMaps({ ...layer, sinks: 1 }, 1, settings).window], [1, 1, 1, 0]);
+  const last = stack(...[0, 1, 2].map((query) => prefixSums(oneHot(query, 3))));
+  const decoder = { ...layer, role: "Dec", heads: 1, numQueries: 3, numKeys: 3, weights: last, left: last, right: last, sinks: 2 };
+  assert.deepEqual([...headMaps(decoder, 0, settings).window], [1, 0, 0, 1, 1, 0, 1, 1, 1]);
+});
+
 test("the mean of heads is the mean of their maps", () => {
   const [layer] = run().snapshots[0].layers;
   const { window, weights } = headMaps(layer, "mean", settings);
