@@ -14,6 +14,7 @@ from diffwindow.cli import (
     describe,
     doctor,
     evaluate,
+    fit,
     generate,
     predict,
     reproduce,
@@ -45,6 +46,7 @@ app.command("average")(train.average)
 app.command("list")(train.list_all)
 app.command("reproduce")(reproduce.reproduce)
 app.command("compare")(compare.compare)
+app.command("fit")(fit.fit)
 app.command("prepare")(data.prepare)
 app.add_typer(data.app, name="data")
 

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from diffwindow.evaluation import evaluate as evaluation_evaluate
     from diffwindow.evaluation import new_files as evaluation_new_files
     from diffwindow.evaluation import windows as evaluation_windows
+    from diffwindow.hf import checkpoint as hf_checkpoint
+    from diffwindow.hf import fit as hf_fit
     from diffwindow.inference import attention as inference_attention
     from diffwindow.inference import model as inference_model
     from diffwindow.inference import server as inference_server

@@ -9,7 +9,9 @@ if TYPE_CHECKING:
     from diffwindow.hf.auto_models import as_transformers, register_auto_models, transformers_tokenizer
     from diffwindow.hf.checkpoint import load_windows, save_windows
     from diffwindow.hf.families import FAMILIES, Family
+    from diffwindow.hf.fit import FittedWindows, fit_windows
     from diffwindow.hf.hub import download_model, push_run
+    from diffwindow.hf.window_cache import WindowCache
     from diffwindow.hf.windows import add_windows, freeze_base, remove_windows, windows_of
 
 # Imported on first use, so that `transformers` is only needed by what uses it.
@@ -17,15 +19,20 @@ _HOMES = {
     **dict.fromkeys(("as_transformers", "register_auto_models", "transformers_tokenizer"), "auto_models"),
     **dict.fromkeys(("load_windows", "save_windows"), "checkpoint"),
     **dict.fromkeys(("FAMILIES", "Family"), "families"),
+    **dict.fromkeys(("FittedWindows", "fit_windows"), "fit"),
     **dict.fromkeys(("download_model", "push_run"), "hub"),
+    "WindowCache": "window_cache",
     **dict.fromkeys(("add_windows", "freeze_base", "remove_windows", "windows_of"), "windows"),
 }
 __all__ = [
     "FAMILIES",
     "Family",
+    "FittedWindows",
+    "WindowCache",
     "add_windows",
     "as_transformers",
     "download_model",
+    "fit_windows",
     "freeze_base",
     "load_windows",
     "push_run",

@@ -1,6 +1,6 @@
 """Attention with windows as transformers calls it, and our stacked keys in its caches."""
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +10,7 @@ from transformers.masking_utils import sdpa_mask
 
 from diffwindow.attention.cache import KeyCache
 from diffwindow.attention.visibility import split_float_mask
+from diffwindow.hf.window_cache import WindowCache
 
 
 class LayerCache(KeyCache):
@@ -37,7 +38,7 @@ def layer_caches(cache: Cache | None, num_layers: int) -> list[LayerCache]:
 
 
 IMPLEMENTATION = "diffwindow"
-# The name of a WindowAdapter in its attention module.
+# The name of a window in its attention module.
 CHILD = "added_window"
 # Arguments of the interface that change the scores in ways that windows do not know.
 UNSUPPORTED = ("softcap", "s_aux", "cache")
@@ -96,8 +97,8 @@ def window_attention_forward(
     return heads.transpose(1, 2).contiguous(), None
 
 
-def check_implementation(module: nn.Module, _: Any) -> None:
-    """Raise before a module with a window would attend without it: a hook."""
+def prepare_window(module: nn.Module, _: Any, call: dict[str, Any]) -> None:
+    """Raise before a module with a window would attend without it, and tell spans the rotation: a hook."""
     config = getattr(module, "config", None)
     implementation = getattr(config, "_attn_implementation", IMPLEMENTATION)
     if implementation != IMPLEMENTATION:
@@ -105,6 +106,12 @@ def check_implementation(module: nn.Module, _: Any) -> None:
             f"{type(module).__name__} has a window, which attn_implementation={implementation!r} leaves out; "
             f"call model.set_attn_implementation({IMPLEMENTATION!r}), or remove_windows"
         )
+    window = getattr(module, CHILD)
+    if hasattr(window, "rotation"):
+        window.rotation = call.get("position_embeddings")
+    cache = call.get("past_key_values")
+    if isinstance(cache, WindowCache):
+        cache.windows[int(cast(int, module.layer_idx))].note_padding(call.get("attention_mask"))
 
 
 def _mask_and_bias(

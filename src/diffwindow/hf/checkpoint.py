@@ -20,10 +20,11 @@ from diffwindow import __version__
 from diffwindow.checks import check_bool
 from diffwindow.files import check_regular, finite, sha256_of, write_json
 from diffwindow.hf.attention import CHILD
-from diffwindow.hf.windows import RECORD, add_windows, check_unwrapped, remove_windows
+from diffwindow.hf.windows import RECORD, add_spans, add_windows, check_unwrapped, remove_windows
 from diffwindow.models.added_windows import WindowInit
 from diffwindow.models.config import first_mistake
 from diffwindow.models.model import parse_fields
+from diffwindow.models.span_adapter import SpanSettings
 from diffwindow.models.weights import ModelFileError, check_tensors, hash_tensors, read_weights, write_tensors
 
 WINDOW_WEIGHTS, DESCRIPTION = "windows.safetensors", "windows.json"
@@ -114,8 +115,10 @@ class Base(BaseModel):
         return hash_tensors(tensors, _rounding(name)) == self.fingerprints.get(name)
 
 
-class Description(Settings):
-    """The content of `windows.json`."""
+class Description(BaseModel):
+    """What `windows.json` says beside the settings of the windows."""
+
+    model_config = ConfigDict(frozen=True, strict=True)
 
     format: int = WINDOWS_FORMAT
     diffwindow: str = __version__
@@ -138,13 +141,11 @@ def save_windows(model: PreTrainedModel, folder: str | os.PathLike[str]) -> None
         raise ValueError(
             f"the windows of {type(model).__name__} were added to a part of it; save those of that part"
         )
-    settings = Settings.model_validate(record)
+    settings = _settings_kind(record).model_validate(record)
     path.mkdir(parents=True, exist_ok=True)
     write_tensors(path / WINDOW_WEIGHTS, tensors, {"config": json.dumps(record)})
-    description = Description(
-        **settings.model_dump(), base=Base.of(model), sha256=sha256_of(path / WINDOW_WEIGHTS)
-    )
-    write_json(path / DESCRIPTION, description.model_dump())
+    description = Description(base=Base.of(model), sha256=sha256_of(path / WINDOW_WEIGHTS))
+    write_json(path / DESCRIPTION, settings.model_dump() | description.model_dump())
 
 
 def load_windows(
@@ -166,7 +167,10 @@ def load_windows(
         settings, tensors = _read(path, model, check_base=check_base)
     else:
         settings, tensors = _read_checkpoint(path)
-    add_windows(model, settings.plan, window_tolerance=settings.window_tolerance, init=settings.init)
+    if isinstance(settings, SpanSettings):
+        add_spans(model, settings)
+    else:
+        add_windows(model, settings.plan, window_tolerance=settings.window_tolerance, init=settings.init)
     wanted = _window_tensors(model)
     # transformers may save tensors under the names of older versions
     names = {next(iter(revert_weight_conversion(model, {name: wanted[name]}))): name for name in wanted}
@@ -286,7 +290,9 @@ def _local(folder: str | os.PathLike[str], revision: str | None) -> Path:
     return Path(snapshot_download(str(folder), revision=revision, allow_patterns=patterns))
 
 
-def _read(path: Path, model: PreTrainedModel, *, check_base: bool) -> tuple[Settings, dict[str, Tensor]]:
+def _read(
+    path: Path, model: PreTrainedModel, *, check_base: bool
+) -> tuple[Settings | SpanSettings, dict[str, Tensor]]:
     """Read a folder of `save_windows`, after checking that it is whole and belongs to this base."""
     place, weights = path / DESCRIPTION, path / WINDOW_WEIGHTS
     fields = _read_fields(place)
@@ -299,8 +305,8 @@ def _read(path: Path, model: PreTrainedModel, *, check_base: bool) -> tuple[Sett
     if not weights.is_file() or sha256_of(weights) != description.sha256:
         raise ModelFileError(f"{weights} is missing or damaged; save the windows again")
     tensors, record = read_weights(weights)
-    settings = Settings(**description.model_dump(include=set(Settings.model_fields)))
-    saved_with = _validate(Settings, parse_fields(record or "{}", weights), weights)
+    settings = _validate(_settings_kind(fields), fields, place)
+    saved_with = _validate(type(settings), parse_fields(record or "{}", weights), weights)
     if saved_with != settings:
         raise ModelFileError(
             f"{place} describes {settings}, but {weights} was saved with {saved_with}; save the windows again"
@@ -310,7 +316,7 @@ def _read(path: Path, model: PreTrainedModel, *, check_base: bool) -> tuple[Sett
     return settings, tensors
 
 
-def _read_checkpoint(path: Path) -> tuple[Settings, dict[str, Tensor]]:
+def _read_checkpoint(path: Path) -> tuple[Settings | SpanSettings, dict[str, Tensor]]:
     """Read the windows of a checkpoint that transformers wrote, in one file or several."""
     config = _read_fields(path / "config.json") if (path / "config.json").is_file() else {}
     if RECORD not in config:
@@ -321,7 +327,13 @@ def _read_checkpoint(path: Path) -> tuple[Settings, dict[str, Tensor]]:
     tensors: dict[str, Tensor] = {}
     for file in sorted(path.glob("model*.safetensors")):
         tensors |= read_weights(file, containing=f".{CHILD}.")[0]
-    return _validate(Settings, config[RECORD], path / "config.json"), tensors
+    record = config[RECORD]
+    return _validate(_settings_kind(record), record, path / "config.json"), tensors
+
+
+def _settings_kind(record: Any) -> type[Settings] | type[SpanSettings]:
+    """Tell pointers, which have a plan, from fitted spans."""
+    return SpanSettings if isinstance(record, Mapping) and "spans" in record else Settings
 
 
 def _read_fields(path: Path) -> dict[str, Any]:

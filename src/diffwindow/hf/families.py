@@ -42,12 +42,13 @@ HEAD_DIMS = ("qk_head_dim", "head_dim", "attention_head_size", "key_value_proj_d
 
 @dataclass(frozen=True)
 class Place:
-    """An attention module of a model: its name, and the shape of its heads."""
+    """An attention module of a model: its name, and the shape of its heads; groups of them share keys."""
 
     name: str
     module: nn.Module
     num_heads: int
     head_dim: int
+    num_groups: int
 
 
 def attention_places(model: nn.Module) -> dict[Role, list[Place]]:
@@ -96,8 +97,8 @@ def _is_causal(module: nn.Module) -> bool:
     return bool(getattr(module, "is_decoder", False) if causal is None else causal)
 
 
-def _head_shape(name: str, module: nn.Module) -> tuple[int, int]:
-    """Return the number of heads and their width, from the module or else from its config."""
+def _head_shape(name: str, module: nn.Module) -> tuple[int, int, int]:
+    """Return the number of heads, their width and how many share keys, from the module or its config."""
     config = getattr(module, "config", None)
 
     def find(attributes: tuple[str, ...]) -> int | None:
@@ -113,4 +114,4 @@ def _head_shape(name: str, module: nn.Module) -> tuple[int, int]:
             f"{name} ({type(module).__name__}) does not say how many heads it has and how wide they are; "
             f"give it the attributes {NUM_HEADS[0]} and {HEAD_DIMS[0]}"
         )
-    return num_heads, head_dim
+    return num_heads, head_dim, find(("num_key_value_heads",)) or num_heads

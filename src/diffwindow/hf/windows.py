@@ -1,7 +1,8 @@
 """Add windows to transformers models, take them out, and say where they are."""
 
 import copy
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -10,11 +11,12 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from diffwindow.attention.window import WindowAttention
 from diffwindow.checks import check_module
-from diffwindow.hf.attention import CHILD, IMPLEMENTATION, check_implementation, register
+from diffwindow.hf.attention import CHILD, IMPLEMENTATION, prepare_window, register
 from diffwindow.hf.families import Place, attention_places, check_has_attention
 from diffwindow.models import added_windows
 from diffwindow.models.added_windows import Layers, WindowInit, pair_with_slots, window_plan
 from diffwindow.models.model import Model
+from diffwindow.models.span_adapter import SpanAdapter, SpanSettings
 from diffwindow.models.window_adapter import WindowAdapter
 from diffwindow.notation import Attention, Plan
 
@@ -22,7 +24,13 @@ from diffwindow.notation import Attention, Plan
 RECORD = "diffwindow"
 # Attributes of attention modules that change scores in ways that windows do not know.
 SCORE_CHANGES = {"attn_logit_softcapping": "a cap on its scores", "sinks": "learned sinks"}
+# What modules of positions are called that tell a query where it is: rotary, learned or sinusoidal.
+POSITIONS = re.compile(r"(^|\.)(rotary_emb|wpe|embed_positions|position_embeddings)$")
+# The windows that attention modules of transformers models have.
+ADAPTERS = (WindowAdapter, SpanAdapter)
 M = TypeVar("M", bound=nn.Module)
+W = TypeVar("W", bound=nn.Module)
+P = TypeVar("P", bound=PreTrainedModel)
 
 
 def add_windows(
@@ -53,6 +61,56 @@ def add_windows(
             init=init,
         )
     plan = window_plan(attention, layers=layers, boundary_dim=boundary_dim, init=init)
+    check_can_add(model)
+    # all are built before the first one is put in place: an error leaves the model as it was
+    built = []
+    for place, chosen in pair_with_slots(plan, attention_places(model)):
+        check_place(place, _moving(chosen))
+        window = WindowAdapter(
+            chosen, place.num_heads, place.head_dim, window_tolerance=window_tolerance, init=init
+        )
+        built.append((place.module, _like(window, place.module, model)))
+    install(model, built, {"plan": str(plan), "init": init, "window_tolerance": window_tolerance})
+    return model
+
+
+def add_spans(model: P, settings: SpanSettings) -> P:
+    """Add fitted windows to a causal model in place, over everything until their parameters are set."""
+    built = []
+    for place in causal_places(model):
+        window = SpanAdapter(settings, place.num_heads, place.num_groups, place.head_dim)
+        window.reset_parameters()
+        # in half precision close choices would change places
+        built.append((place.module, _like(window, place.module, model).float()))
+    install(model, built, settings.model_dump())
+    return model
+
+
+def causal_places(model: nn.Module) -> list[Place]:
+    """Return the attentions of a causal language model; raise if its windows could not end at the query."""
+    check_unwrapped(model)
+    name = type(model).__name__
+    if not isinstance(model, PreTrainedModel):
+        raise TypeError(f"a {name} is not a transformers model; add_windows adds windows to it")
+    check_can_add(model)
+    places = attention_places(model)
+    if places["Enc"] or places["Cr"] or not model.can_generate():
+        raise ValueError(
+            f"{name} is not a causal language model; fit_windows takes one that reads from left to right "
+            "alone, as Llama or GPT-2"
+        )
+    if not any(POSITIONS.search(module) for module, _ in model.named_modules()):
+        raise ValueError(
+            f"{name} has neither rotary nor absolute positions, which windows that end at the query need; "
+            "choose another model"
+        )
+    for place in places["Dec"]:
+        check_place(place, {"the first keys": "choose another model"})
+    return places["Dec"]
+
+
+def check_can_add(model: PreTrainedModel) -> None:
+    """Raise unless a model has attention that takes windows, and none yet."""
     if any(_windows(model)):
         raise ValueError(f"{type(model).__name__} has windows already; remove_windows takes them out")
     check_has_attention(model)
@@ -61,31 +119,23 @@ def add_windows(
             f"{type(model).__name__} does not call its attention through transformers' attention interface; "
             "to take windows, its modules have to use ALL_ATTENTION_FUNCTIONS.get_interface, as Bert's do"
         )
-    # all are built before the first one is put in place: an error leaves the model as it was
-    built = []
-    for place, chosen in pair_with_slots(plan, attention_places(model)):
-        _check_place(place, chosen)
-        window = WindowAdapter(
-            chosen, place.num_heads, place.head_dim, window_tolerance=window_tolerance, init=init
-        )
-        built.append((place.module, _like(window, place.module, model)))
+
+
+def install(
+    model: PreTrainedModel, built: Sequence[tuple[nn.Module, nn.Module]], record: dict[str, Any]
+) -> None:
+    """Put windows into attention modules, and let these call them; the record is saved with the model."""
     for module, window in built:
         module.add_module(CHILD, window)
-        module.register_forward_pre_hook(check_implementation)
+        module.register_forward_pre_hook(prepare_window, with_kwargs=True)
     _restore_configs(model)
-    record = {
-        "plan": str(plan),
-        "init": init,
-        "window_tolerance": window_tolerance,
-        "before": {name: config._attn_implementation for name, config in _configs(model)},
-    }
-    setattr(model.config, RECORD, record)
+    before = {name: config._attn_implementation for name, config in _configs(model)}
+    setattr(model.config, RECORD, {**record, "before": before})
     register()
     model.set_attn_implementation(IMPLEMENTATION)
     # parts of a model may keep configs of their own
     for _, config in _configs(model):
         config._attn_implementation = IMPLEMENTATION
-    return model
 
 
 def remove_windows(model: M) -> M:
@@ -96,8 +146,8 @@ def remove_windows(model: M) -> M:
     for module in [module for _, module, _ in _windows(model)]:
         delattr(module, CHILD)
         hooks = module._forward_pre_hooks
-        for key in [key for key, hook in hooks.items() if hook is check_implementation]:
-            del hooks[key]
+        for key in [key for key, hook in hooks.items() if hook is prepare_window]:
+            del hooks[key], module._forward_pre_hooks_with_kwargs[key]
     _restore_configs(model)
     return model
 
@@ -106,6 +156,11 @@ def freeze_base(model: M) -> M:
     """Leave only the windows of a transformers model to be trained, and return the model."""
     check_unwrapped(model)
     windows = [window for _, _, window in _windows(model)]
+    if any(isinstance(window, SpanAdapter) for window in windows):
+        raise ValueError(
+            "fitted windows have nothing that gradients could train; fit_windows fits them again, and "
+            "model.requires_grad_(False) freezes the base"
+        )
     if not windows:
         raise ValueError(
             f"{type(model).__name__} has no windows that can be trained alone; add_windows adds them to a "
@@ -169,7 +224,7 @@ def windows_of(model: nn.Module) -> WindowTable:
         )
         for name, window in model.named_modules()
         # PEFT keeps a copy of what it trains
-        if isinstance(window, WindowAdapter) and "original_module" not in name
+        if isinstance(window, ADAPTERS) and "original_module" not in name
     ]
     for name, module in model.named_modules():
         if isinstance(module, WindowAttention):
@@ -177,14 +232,19 @@ def windows_of(model: nn.Module) -> WindowTable:
             plain = 4 * module.embed_dim * (module.embed_dim + (module.in_proj.bias is not None))
             rows.append(WindowRow(name, module.kind, size - plain, None))
     record = getattr(getattr(model, "config", None), RECORD, None)
-    return WindowTable(tuple(rows), None if rows or record is None else record["plan"])
+    return WindowTable(tuple(rows), None if rows or record is None else describe_record(record))
 
 
-def _windows(model: nn.Module) -> Iterator[tuple[str, nn.Module, WindowAdapter]]:
+def describe_record(record: Mapping[str, Any]) -> str:
+    """Name the windows that a model was saved with."""
+    return str(record["plan"]) if "plan" in record else str(SpanSettings.model_validate(record))
+
+
+def _windows(model: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Module]]:
     """Yield the name of each attention module with a window, the module, and the window."""
     for name, module in model.named_modules():
         window = getattr(module, CHILD, None)
-        if isinstance(window, WindowAdapter):
+        if isinstance(window, nn.Module):
             yield name, module, window
 
 
@@ -194,7 +254,7 @@ def check_unwrapped(model: nn.Module) -> None:
     if isinstance(getattr(model, "model", None), Model):
         raise ValueError(f"{type(model).__name__} wraps a model of ours; its windows are those of `.model`")
     for name, module in model.named_modules():
-        if isinstance(module, WindowAdapter) and not name.endswith(CHILD):
+        if isinstance(module, ADAPTERS) and not name.endswith(CHILD):
             raise ValueError(
                 f"PEFT trains a copy of {name.partition(f'.{CHILD}')[0]}; call merge_and_unload() first"
             )
@@ -244,8 +304,11 @@ def _restore_configs(model: PreTrainedModel) -> None:
         config._attn_implementation = implementation
 
 
-def _check_place(place: Place, chosen: Attention) -> None:
-    """Raise for an attention that does more to its scores, or to its keys, than windows know."""
+def check_place(place: Place, moving: Mapping[str, str]) -> None:
+    """Raise for an attention that does more to its scores, or to its keys, than windows know.
+
+    `moving` names what keys that slide would take along, and the fix.
+    """
     for name, meaning in SCORE_CHANGES.items():
         if getattr(place.module, name, None) is not None:
             raise ValueError(
@@ -254,16 +317,23 @@ def _check_place(place: Place, chosen: Attention) -> None:
             )
     config = getattr(place.module, "config", None)
     sliding = getattr(place.module, "sliding_window", getattr(config, "sliding_window", None))
-    moving = {"Seg": ("segments", chosen.segment_size > 1), "Sink": ("sinks", chosen.sinks > 0)}
-    for name, (what, wanted) in moving.items():
-        if wanted and sliding is not None:
+    for what, fix in moving.items():
+        if sliding is not None:
             raise ValueError(
-                f"{place.name} has a sliding window of {sliding} keys, along which {what} would move; "
-                f"leave out {name}"
+                f"{place.name} has a sliding window of {sliding} keys, along which {what} would move; {fix}"
             )
 
 
-def _like(window: WindowAdapter, module: nn.Module, model: PreTrainedModel) -> WindowAdapter:
+def _moving(chosen: Attention) -> dict[str, str]:
+    """Return what of a window is counted from the first key."""
+    options = {
+        "segments": ("leave out Seg", chosen.segment_size > 1),
+        "sinks": ("leave out Sink", chosen.sinks > 0),
+    }
+    return {what: fix for what, (fix, wanted) in options.items() if wanted}
+
+
+def _like(window: W, module: nn.Module, model: PreTrainedModel) -> W:
     """Put a window on the device of its attention module, in its type and mode."""
     weights = [p for p in module.parameters() if p.is_floating_point()]
     like: Any = weights[0] if weights else cast(Any, model)

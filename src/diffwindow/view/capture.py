@@ -20,11 +20,13 @@ from diffwindow.attention.window import WindowAttention
 from diffwindow.attention.window_module import WindowModule
 from diffwindow.checks import check_whole
 from diffwindow.messages import quote
+from diffwindow.models.span_adapter import SpanAdapter
 from diffwindow.models.window_adapter import WindowAdapter
 from diffwindow.soft_window import Maps
 from diffwindow.view.trace import Array, AttentionTrace, LayerMaps
 
-Captured = StackedAttention | WindowAdapter
+Added = WindowAdapter | SpanAdapter
+Captured = StackedAttention | Added
 # parts of a module's name that tell its role; the first that occurs decides
 _ROLES = (
     ("Cr", ("cross", "multihead_attn", "encoder_attn", "encdecattention")),
@@ -65,7 +67,7 @@ def capture(
         raise TypeError(f"model={quote(model)} is not a torch.nn.Module; pass a model with windows")
     check_whole("row", row)
     modules: dict[str, Captured] = {
-        name: one for name, one in model.named_modules() if isinstance(one, StackedAttention | WindowAdapter)
+        name: one for name, one in model.named_modules() if isinstance(one, Captured)
     }
     if not modules:
         raise ValueError(f"{type(model).__name__} holds no WindowAttention; nothing can be captured")
@@ -74,7 +76,7 @@ def capture(
     with ExitStack() as stack:
         for name, module in modules.items():
             call = partial(_call, row=row, crosses=_named_role(name) == "Cr")
-            if isinstance(module, WindowAdapter):
+            if isinstance(module, Added):
                 stack.enter_context(_record_added(module, call, calls[name]))
             else:
                 stack.enter_context(watch([module], partial(_record, calls[name], call)))
@@ -101,7 +103,7 @@ def _record(
 
 @contextmanager
 def _record_added(
-    window: WindowAdapter, call: Callable[[Maps, Visibility], _Call], into: list[_Call]
+    window: Added, call: Callable[[Maps, Visibility], _Call], into: list[_Call]
 ) -> Iterator[None]:
     """Keep the maps of each call of a window beside a foreign attention while the context runs."""
 
@@ -110,7 +112,9 @@ def _record_added(
         seen = options | {"dropout_p": 0.0}
         with torch.no_grad():
             maps = window.maps(q.to(v.dtype), k.to(v.dtype), **seen)
-        origin = window.call_options(len(q), **seen).segment_origin
+        origin = (
+            window.call_options(len(q), **seen).segment_origin if isinstance(window, WindowAdapter) else None
+        )
         into.append(call(maps, Visibility(options.get("attn_mask"), segment_origin=origin)))
 
     handle = window.register_forward_hook(hook, with_kwargs=True)
@@ -229,6 +233,8 @@ def kind_of(module: Captured) -> str:
     >>> kind_of(WindowAttention(8, 2, window="multiplicative", segment_size=5))
     'MW, segments of 5'
     """
+    if isinstance(module, SpanAdapter):
+        return str(module.attention)
     if isinstance(module, WindowAdapter):
         name = str(module.attention)
     elif isinstance(module, WindowAttention):

@@ -1,0 +1,217 @@
+"""What windows of each span would cost a model, from one backward pass."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from diffwindow.hf.families import Place
+from diffwindow.hf.windows import install, remove_windows
+from diffwindow.models.span_adapter import Rotation, unrotate
+from diffwindow.progress import SILENT, Progress
+
+# The spans among which windows are chosen, as far as they are shorter than the context.
+CHOICES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
+# Queries that are sampled from a block, and how many at its start are left out.
+SAMPLES, EARLY = 512, 16
+
+
+@dataclass(frozen=True)
+class LayerCosts:
+    """The queries that were sampled in a layer, before rotation, and what each span costs each of them."""
+
+    q: Float[Tensor, "h n e"]
+    costs: Float[Tensor, "h n c"]
+
+
+@dataclass(frozen=True)
+class RecordedCosts:
+    """The costs of all layers, the positions of the sampled queries and the spans; the last is everything."""
+
+    layers: tuple[LayerCosts, ...]
+    position: Int[Tensor, " n"]
+    choices: tuple[int, ...]
+    sinks: int
+    block: int
+    blocks: int
+
+    def shares(self) -> Float[Tensor, "n c"]:
+        """Return the share of visible keys that each query reads with each span."""
+        return span_shares(self.position, self.choices, self.sinks)
+
+
+def span_shares(position: Int[Tensor, " n"], choices: Sequence[int], sinks: int) -> Float[Tensor, "n c"]:
+    """Return the share of visible keys in windows of each span, min(w + S, i + 1) / (i + 1), and of all keys.
+
+    >>> span_shares(torch.tensor([0, 9]), (1, 4), sinks=2)
+    tensor([[1.0000, 1.0000, 1.0000],
+            [0.3000, 0.6000, 1.0000]])
+    """
+    visible = position[:, None] + 1
+    reach = torch.tensor([*choices, torch.iinfo(torch.int32).max], device=position.device) + sinks
+    return torch.minimum(reach, visible) / visible
+
+
+def span_costs(
+    weights: Float[Tensor, "... n k"],
+    gains: Float[Tensor, "... n k"],
+    position: Int[Tensor, " n"],
+    choices: Sequence[int],
+    sinks: int,
+) -> Float[Tensor, "... n c"]:
+    """Return the cost of windows of each span for queries with causal attention weights p.
+
+    The cost is ½ (g · Δo)², with g the gradient of the loss at the head's output o and Δo its change when
+    only the last w keys and the first S are kept and their weights normalised. `gains` are g · v for each
+    key. Prefix sums of p and of p · gains give all spans at once.
+    """
+    mass, gain = weights.cumsum(-1), (weights * gains).cumsum(-1)
+    reach = torch.tensor(choices, device=position.device)
+    # the last key that is left out, and the last of the first keys; where windows meet these, nothing is
+    dropped = position[:, None] - reach
+    first = torch.full_like(dropped, sinks - 1)
+    whole = dropped <= first
+
+    def kept(sums: Tensor) -> Tensor:
+        """Return the sum over what is kept."""
+        at = [
+            sums.gather(-1, index.clamp(min=0).expand(*sums.shape[:-2], -1, -1))
+            for index in (position[:, None], dropped, first)
+        ]
+        return at[0] - at[1] + (at[2] if sinks else 0.0)
+
+    total = gain.gather(-1, position[:, None].expand(*gain.shape[:-1], 1))
+    # a window may hold no weight at all
+    change = kept(gain) / kept(mass).clamp(min=1e-12) - total
+    costs = change.square().mul(0.5).masked_fill(whole, 0.0)
+    return nn.functional.pad(costs, (0, 1))
+
+
+class Recorder(nn.Module):
+    """The child of an attention module that attends as before, and tabulates costs in the backward pass."""
+
+    def __init__(self, choices: Sequence[int], sinks: int) -> None:
+        super().__init__()
+        self.choices, self.sinks = choices, sinks
+        self.rotation: Rotation | None = None
+        self.position: Int[Tensor, " n"] | None = None
+        self.recorded: list[LayerCosts] = []
+
+    def forward(
+        self,
+        q: Float[Tensor, "b h q e"],
+        k: Float[Tensor, "b g k e"],
+        v: Float[Tensor, "b g k w"],
+        *,
+        attn_mask: Tensor | None,
+        attn_bias: Tensor | None,
+        is_causal: bool,
+        scale: float | None,
+        dropout_p: float,
+    ) -> Float[Tensor, "b h q w"]:
+        """Attend causally, to every key."""
+        assert attn_mask is None, "a block has no padding"
+        heads = nn.functional.scaled_dot_product_attention(
+            q, k, v, is_causal=True, scale=scale, enable_gqa=True
+        )
+        if heads.requires_grad:
+            rotation = self.rotation
+            q, k, v = q.detach(), k.detach(), v.detach()
+            heads.register_hook(lambda gradient: self._tabulate(q, k, v, gradient, rotation, scale))
+        return heads
+
+    @torch.no_grad()
+    def _tabulate(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        gradient: Tensor,
+        rotation: Rotation | None,
+        scale: float | None,
+    ) -> None:
+        """Keep the costs of the sampled queries; a group of heads at a time bounds the memory."""
+        assert self.position is not None
+        rows, groups = self.position, k.shape[1]
+        scale = q.shape[-1] ** -0.5 if scale is None else scale
+        unrotated = q.float() if rotation is None else unrotate(q.float(), *rotation)
+        hidden = torch.arange(k.shape[2], device=q.device) > rows[:, None]
+        costs = []
+        for of_group, of_gradient, key, value in zip(
+            q[0].chunk(groups), gradient[0].chunk(groups), k[0].float(), v[0].float(), strict=True
+        ):
+            scores = of_group[:, rows].float() @ key.mT * scale
+            weights = scores.masked_fill_(hidden, float("-inf")).softmax(-1)
+            gains = of_gradient[:, rows].float() @ value.mT
+            costs.append(span_costs(weights, gains, rows, self.choices, self.sinks))
+        self.recorded.append(LayerCosts(unrotated[0][:, rows].half(), torch.cat(costs)))
+
+
+def record_costs(
+    model: PreTrainedModel,
+    places: Sequence[Place],
+    blocks: Int[Tensor, "n t"],
+    *,
+    sinks: int,
+    seed: int = 0,
+    progress: Progress = SILENT,
+) -> RecordedCosts:
+    """Run each block forward and backward once, with the parameters frozen, and tabulate all costs.
+
+    Args:
+        model: A causal language model, whose windows, if it has any, were removed.
+        places: Its attention modules.
+        blocks: Tokens; each row is a text of its own.
+        sinks: How many first keys every window sees.
+        seed: Of the sample of queries.
+        progress: Shows how far it is.
+    """
+    length = blocks.shape[1]
+    choices = tuple(choice for choice in CHOICES if choice + sinks < length)
+    generator = torch.Generator().manual_seed(seed)
+    early = min(EARLY, length // 4)
+    positions = []
+    with _recording(model, places, choices, sinks) as recorders:
+        for number, block in enumerate(blocks):
+            chosen = torch.randperm(length - early, generator=generator)[:SAMPLES] + early
+            positions.append(chosen.sort().values)
+            for recorder in recorders:
+                recorder.position = positions[-1].to(block.device)
+            _backward(model, block)
+            progress("record", (number + 1) / len(blocks))
+        layers = tuple(
+            LayerCosts(
+                torch.cat([one.q for one in recorder.recorded], dim=1),
+                torch.cat([one.costs for one in recorder.recorded], dim=1),
+            )
+            for recorder in recorders
+        )
+    return RecordedCosts(layers, torch.cat(positions).to(blocks.device), choices, sinks, length, len(blocks))
+
+
+def _backward(model: PreTrainedModel, block: Int[Tensor, " t"]) -> None:
+    """Compute the gradient of the summed loss of a block down to its embeddings."""
+    embedded = model.get_input_embeddings()(block[None]).detach().requires_grad_()
+    logits = model(inputs_embeds=embedded, use_cache=False).logits[0, :-1]
+    nn.functional.cross_entropy(logits.float(), block[1:], reduction="sum").backward()
+
+
+@contextmanager
+def _recording(
+    model: PreTrainedModel, places: Sequence[Place], choices: Sequence[int], sinks: int
+) -> Iterator[list[Recorder]]:
+    """Put recorders into all layers, freeze the parameters, and undo both in the end."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    recorders = [Recorder(choices, sinks) for _ in places]
+    model.requires_grad_(False)
+    install(model, [(place.module, one) for place, one in zip(places, recorders, strict=True)], {})
+    try:
+        yield recorders
+    finally:
+        remove_windows(model)
+        for parameter in trained:
+            parameter.requires_grad_(True)

@@ -1,0 +1,252 @@
+"""Windows fitted to models: costs against direct enumeration, what a fit keeps and gives, wrong input."""
+
+import pytest
+import torch
+import transformers as t
+from tiny import SIZES, llama, mistral, model_of, tokens
+from torch.testing import assert_close
+
+from diffwindow.hf import (
+    add_windows,
+    fit_windows,
+    freeze_base,
+    load_windows,
+    remove_windows,
+    save_windows,
+    windows_of,
+)
+from diffwindow.hf.fit import cut_blocks, span_adapters
+from diffwindow.hf.span_costs import record_costs, span_costs, span_shares
+from diffwindow.hf.span_fit import fit_spans, static_choices, unit_costs
+from diffwindow.hf.windows import causal_places
+from diffwindow.models.weights import ModelFileError
+
+CHOICES = (1, 2, 4, 8)
+
+
+def text(length=160, seed=0):
+    return tokens(1, length, seed)[0]
+
+
+def fit(model, share=0.5, **options):
+    return fit_windows(model, text(), share, **({"tokens": 160, "block": 32, "sinks": 2} | options))
+
+
+def direct_cost(weights, values, gradient, query, span, sinks):
+    """½ (g · Δo)² of one query, from the outputs themselves."""
+    kept = [j for j in range(query + 1) if j > query - span or j < sinks]
+    inside = weights[kept] / weights[kept].sum()
+    change = inside @ values[kept] - weights @ values
+    return 0.5 * (gradient @ change) ** 2
+
+
+@pytest.mark.parametrize("sinks", [0, 1, 3])
+def test_costs_are_those_of_each_window_alone(sinks):
+    generator = torch.Generator().manual_seed(0)
+    position = torch.tensor([0, 1, 5, 9])
+    scores = torch.randn(4, 10, generator=generator, dtype=torch.float64)
+    scores.masked_fill_(torch.arange(10) > position[:, None], float("-inf"))
+    weights = scores.softmax(-1)
+    values, gradients = (torch.randn(n, 3, generator=generator, dtype=torch.float64) for n in (10, 4))
+    costs = span_costs(weights, gradients @ values.mT, position, CHOICES, sinks)
+    for row, query in enumerate(position.tolist()):
+        expected = [
+            direct_cost(weights[row, : query + 1], values[: query + 1], gradients[row], query, span, sinks)
+            for span in CHOICES
+        ]
+        assert_close(costs[row, :-1], torch.stack(expected))
+    assert not costs[:, -1].any()
+
+
+def test_costs_of_a_model_come_from_its_gradients():
+    """The recorded costs of a layer are those of its own queries, keys, values and gradients."""
+    model, block = model_of("llama"), text(24)
+    attention = model.model.layers[1].self_attn
+    kept = {}
+    attention.q_proj.register_forward_hook(lambda _, __, out: kept.update(q=out))
+    attention.v_proj.register_forward_hook(lambda _, __, out: kept.update(v=out))
+
+    def keep_heads(_, args):
+        args[0].retain_grad()
+        kept.update(heads=args[0])
+
+    attention.o_proj.register_forward_pre_hook(keep_heads)
+    model.set_attn_implementation("eager")
+    found = model(block[None], output_attentions=True)
+    torch.nn.functional.cross_entropy(found.logits[0, :-1], block[1:], reduction="sum").backward()
+    weights = found.attentions[1][0].detach()
+    gradient = kept["heads"].grad[0].view(24, 4, 4).transpose(0, 1)
+    values = kept["v"][0].view(24, 2, 4).transpose(0, 1).repeat_interleave(2, dim=0).detach()
+    model.set_attn_implementation("sdpa")
+    recorded = record_costs(model, causal_places(model), block[None], sinks=2)
+    rows = recorded.position
+    expected = span_costs(weights[:, rows], (gradient @ values.mT)[:, rows], rows, recorded.choices, 2)
+    assert_close(recorded.layers[1].costs, expected, rtol=1e-3, atol=1e-7)
+    q = kept["q"][0].view(24, 4, 4).transpose(0, 1)[:, rows]
+    assert_close(recorded.layers[1].q.float(), q, rtol=1e-2, atol=1e-2)
+
+
+def test_static_choices_spend_the_share_where_it_gains_most():
+    """A window without costs gets the shortest span; what prices leave over is spent."""
+    shares = torch.tensor([0.1, 0.5, 1.0])
+    means = torch.tensor([[[0.0, 0.0, 0.0], [9.0, 8.9, 0.0], [5.0, 1.0, 0.0]]])
+    chosen, _ = static_choices(means, shares, 0.7)
+    assert chosen.tolist() == [[0, 2, 2]]
+    chosen, _ = static_choices(means, shares, 0.55)
+    assert chosen.tolist() == [[0, 2, 1]]
+    # a price alone would leave the second window short: its next span but one gains most
+    chosen, _ = static_choices(means, shares, 0.4)
+    assert chosen.tolist() == [[0, 2, 0]]
+
+
+@pytest.mark.parametrize("per", ["head", "kv_group"])
+@pytest.mark.parametrize("spans", ["head", "query", "query-mlp"])
+def test_fits_predict_what_their_windows_cost_and_take(spans, per):
+    """The parameters choose, for the recorded queries, spans of the share and the cost that the fit tells."""
+    model = model_of("llama")
+    recorded = record_costs(model, causal_places(model), text().view(5, 32), sinks=2)
+    allocation = fit_spans(recorded, 0.5, spans=spans, per=per, num_groups=2)
+    assert allocation.share <= 0.5
+    fit(model, spans=spans, per=per)
+    shares, costs, taken = recorded.shares(), 0.0, []
+    for layer, window, state in zip(recorded.layers, span_adapters(model), allocation.states, strict=True):
+        window.load_state_dict(state)
+        of_units = unit_costs(layer, window.units).costs
+        if spans == "head":
+            chosen = window.bias.argmax(-1)[:, None].expand(of_units.shape[:2])
+        else:
+            chosen = window.logits(layer.q[None].float(), recorded.position[None])[0].argmax(-1)
+        costs += float(of_units.gather(-1, chosen[..., None]).mean((1, 2)).sum())
+        taken.append(float(shares.expand(window.units, -1, -1).gather(-1, chosen[..., None]).mean()))
+    assert sum(taken) / len(taken) == pytest.approx(allocation.share, abs=1e-3)
+    assert costs == pytest.approx(allocation.predicted, rel=1e-2)
+
+
+def test_spans_of_queries_cost_less_than_spans_of_heads():
+    model = model_of("llama")
+    recorded = record_costs(model, causal_places(model), text(640).view(20, 32), sinks=2)
+    of_heads, of_queries = (
+        fit_spans(recorded, 0.5, spans=spans, per="head", num_groups=2) for spans in ("head", "query")
+    )
+    assert of_queries.predicted < of_heads.predicted
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "qwen3"])
+def test_a_fit_measures_and_is_removed_without_a_trace(name):
+    model = model_of(name)
+    state = {key: x.clone() for key, x in model.state_dict().items()}
+    before = model(tokens()).logits
+    fitted = fit(model)
+    assert 0.3 < fitted.share < 0.7
+    assert fitted.after.loss != fitted.before.loss
+    assert len(fitted.after.shares) == 2
+    assert "held-out tokens" in str(fitted)
+    assert all(parameter.requires_grad for key, parameter in model.named_parameters() if key in state)
+    rows = windows_of(model).rows
+    assert len(rows) == 2
+    assert "spans=query" in rows[0].attention
+    remove_windows(model)
+    assert torch.equal(model(tokens()).logits, before)
+    assert {key: x.tolist() for key, x in model.state_dict().items()} == {
+        key: x.tolist() for key, x in state.items()
+    }
+
+
+def test_a_share_of_one_changes_nothing():
+    model = model_of("llama")
+    before = model(tokens()).logits
+    fit(model, share=1.0)
+    assert_close(model(tokens()).logits, before, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("spans", ["head", "query", "query-mlp"])
+def test_fitted_windows_are_saved_and_loaded(spans, tmp_path):
+    model, x = model_of("llama"), tokens(1, 40)
+    fit(model, spans=spans, per="kv_group")
+    expected = model(x).logits
+    save_windows(model, tmp_path / "windows")
+    model.save_pretrained(tmp_path / "model")
+    assert_close(load_windows(model_of("llama"), tmp_path / "windows")(x).logits, expected)
+    stock = t.AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert spans in str(windows_of(stock))
+    assert_close(load_windows(stock, tmp_path / "model")(x).logits, expected)
+    with pytest.raises(ModelFileError, match="another base"):
+        load_windows(model_of("llama", seed=1), tmp_path / "windows")
+
+
+def test_a_picture_is_drawn(tmp_path):
+    fit(model_of("llama"), spans="head").draw(tmp_path / "shares.png")
+    assert (tmp_path / "shares.png").stat().st_size > 1000
+
+
+class Letters:
+    """A tokenizer of letters."""
+
+    def __call__(self, text, add_special_tokens):
+        assert not add_special_tokens
+        return {"input_ids": [3 + ord(letter) % 30 for letter in text]}
+
+
+def test_texts_may_be_strings_or_ids():
+    ids = cut_blocks(["ab", "cd"], Letters(), tokens=4, block=2)
+    assert torch.equal(ids, cut_blocks("abcd", Letters(), tokens=4, block=2))
+    assert torch.equal(ids, cut_blocks(ids.flatten().tolist(), None, tokens=4, block=2))
+    assert torch.equal(ids, cut_blocks(ids.flatten(), None, tokens=4, block=2))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"share": 0.0}, "share=0 is not above 0"),
+        ({"share": 1.5}, "share=1.5 is not above 0 and at most 1"),
+        ({"texts": text(40)}, "the texts have 40 tokens, and two blocks of 32 are needed"),
+        ({"texts": "words"}, "pass tokenizer="),
+        ({"texts": torch.zeros(2, 3)}, "pass a row of token ids"),
+        ({"spans": "querys"}, "did you mean 'query'"),
+        ({"per": "layer"}, "per='layer'"),
+        ({"sinks": -1}, "sinks=-1"),
+        ({"block": 0}, "block=0"),
+    ],
+)
+def test_wrong_arguments_are_named(options, message):
+    options = {"texts": text(), "tokens": 160, "block": 32} | options
+    with pytest.raises(ValueError, match=message):
+        fit_windows(model_of("llama"), options.pop("texts"), **options)
+
+
+def no_positions():
+    return t.BloomForCausalLM(t.BloomConfig(vocab_size=40, hidden_size=16, n_layer=1, n_head=2))
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (lambda: model_of("bert"), "not a causal language model"),
+        (lambda: model_of("t5"), "not a causal language model"),
+        (lambda: mistral(4), "sliding window of 4 keys, along which the first keys would move"),
+        (lambda: t.LlamaModel(t.LlamaConfig(**SIZES)), "not a causal language model"),
+        (lambda: add_windows(llama(), "Dec(AW)"), "has windows already"),
+        (no_positions, "attention interface"),
+    ],
+)
+def test_models_that_cannot_be_fitted_are_named(model, message):
+    with pytest.raises(ValueError, match=message):
+        fit(model())
+
+
+def test_positions_are_needed():
+    model = llama()
+    del model.model.rotary_emb
+    with pytest.raises(ValueError, match="neither rotary nor absolute positions"):
+        fit(model)
+
+
+def test_fitted_windows_have_nothing_to_train():
+    model = model_of("llama")
+    fit(model)
+    with pytest.raises(ValueError, match="nothing that gradients could train"):
+        freeze_base(model)
+
+
+def test_shares_count_the_first_keys_once():
+    assert_close(span_shares(torch.tensor([3]), (1, 3), 2), torch.tensor([[0.75, 1.0, 1.0]]))
