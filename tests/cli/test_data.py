@@ -14,7 +14,7 @@ import pytest
 from diffwindow.cli import main
 from diffwindow.cli.errors import WORKER_DIED
 from diffwindow.data import encoding
-from diffwindow.data.store import Store
+from diffwindow.data.store import Store, read_manifest
 from diffwindow.data.tokenizer import Tokenizer
 
 
@@ -109,6 +109,35 @@ def test_bad_rows(run, pair, tmp_path):
     code, out, _ = run("prepare", *pair, "--out", tmp_path / "store", "--skip-bad")
     assert code == 0
     assert "skipped 50: empty target (first: " in out
+
+
+def test_pairs_that_are_too_long_or_unequal_are_left_out_of_training_and_counted(run, tmp_path):
+    sentences = {"train": ["a b c", "a b c d e f", "a", "a b"], "valid": ["a b c d e f"]}
+    translations = {"train": ["u v w", "u v w x", "u v w x", "u v w x y"], "valid": ["u"]}
+    for split in sentences:
+        (tmp_path / f"{split}.en").write_text("\n".join(sentences[split]) + "\n")
+        (tmp_path / f"{split}.de").write_text("\n".join(translations[split]) + "\n")
+    files = ("--source", tmp_path / "train.en", "--target", tmp_path / "train.de")
+    files += ("--valid-source", tmp_path / "valid.en", "--valid-target", tmp_path / "valid.de")
+    out = ("--out", tmp_path / "store")
+    code, text, err = run("prepare", *files, *out, "--max-length", 5, "--max-ratio", 2.5)
+    assert code == 0, err
+    # 5 words are 2.5 times 2 and stay
+    assert "train: 2 rows" in text
+    assert "skipped 1: more than 5 words (first: pair 2)" in text
+    assert "skipped 1: one side has more than 2.5 times the words of the other (first: pair 3)" in text
+    assert "valid: 1 rows" in text
+    manifest = read_manifest(tmp_path / "store")
+    assert manifest.settings.variant == {"max_length": 5, "max_ratio": 2.5}
+    assert sum(manifest.splits["train"].found.skipped.values()) == 2
+    code, _, err = run("prepare", *files, *out, "--max-length", 6, "--max-ratio", 2.5)
+    assert (code, "max_length" in err) == (2, True)
+    code, _, err = run("prepare", "agreement", "--out", tmp_path / "other", "--max-length", 5)
+    assert code == 2
+    assert "is for pairs of sentences, but agreement is prepared for classification; leave it out" in err
+    code, _, err = run("prepare", *files, "--out", tmp_path / "other", "--max-ratio", "nan")
+    assert (code, err.count("\n"), "nan" in err) == (2, 1, True)
+    assert not (tmp_path / "other").exists()
 
 
 def test_only_the_verb_that_can_skip_bad_rows_advises_it(run, tmp_path):

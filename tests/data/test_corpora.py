@@ -134,6 +134,19 @@ def test_lm1b_shards(tmp_path):
     assert texts == {"train": ["a b", "c"], "valid": ["<unk>"], "test": ["<unk>"]}
 
 
+def test_english_french_validates_on_a_part_of_the_training_pairs(tmp_path):
+    folder = tmp_path / "wmt14-en-fr"
+    folder.mkdir()
+    for name, size in (("train", 5_000), ("newstest2014", 3)):
+        for side in ("en", "fr"):
+            (folder / f"{name}.{side}").write_text("".join(f"{side} number {i}\n" for i in range(size)))
+    store = prepare(recipe_of("wmt14-en-fr", tmp_path).adjust(vocab_size=300), tmp_path / "store")
+    sizes = {name: len(split) for name, split in store.splits.items()}
+    assert sizes["train"] + sizes["valid"] == 5_000
+    assert 0 < sizes["valid"] < 15
+    assert sizes["test"] == 3
+
+
 def test_linzen_corpus(tmp_path):
     header = "sentence\tverb_pos\tverb_index\tn_intervening\tn_diff_intervening\tdistance\n"
     # every other row has a noun of the subject's own number

@@ -76,6 +76,13 @@ def prepare(
             help="Moses-tokenise first: en, or en,de for both sides; auto takes the corpus's languages.",
         ),
     ] = None,
+    max_length: Annotated[
+        int | None, typer.Option(min=1, help="Leave out training pairs with more words on a side.")
+    ] = None,
+    max_ratio: Annotated[
+        float | None,
+        typer.Option(min=1.0, help="Leave out training pairs of which one side is so many times longer."),
+    ] = None,
     rows: Annotated[int | None, typer.Option(min=1, help="Training rows of a generated corpus.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of a generated corpus.")] = 0,
     workers: Annotated[
@@ -137,7 +144,13 @@ def prepare(
             recipe = _file_recipe(chosen, files, columns, skip_bad=skip_bad)
         languages = {"source": source_lang, "target": target_lang}
         known = {field: language for field, language in languages.items() if language}
-        recipe = recipe.adjust(vocab_size=vocab_size, moses=moses, languages=known, normalization=form)
+        recipe = recipe.adjust(
+            vocab_size=vocab_size,
+            moses=moses,
+            languages=known,
+            normalization=form,
+            cleaning=data_recipe.Cleaning(max_length, max_ratio),
+        )
         _prepare(recipe, out, tokenizer, workers, skip_bad=skip_bad, dry_run=dry_run)
 
 

@@ -57,8 +57,17 @@ _BPE_8K = Vocabulary("bpe", 8_192)
 _OFFICIAL = {"train": "train", "valid": "validation", "test": "test"}
 
 
+# a thousandth of the training pairs, by the hash of the English sentence
+_VALID, _TRAIN = range(1), range(1, 1000)
+
+
 def _wmt14(target: str, size: str, vocab_size: int, train: Settings) -> Corpus:
     name = f"wmt14-en-{target}"
+    splits = _parallel({"train": "train", "valid": "newstest2013", "test": "newstest2014"}, f"{name}/")
+    if target == "fr":
+        # the paper validates on a random part of the training set
+        pairs = splits["train"]
+        splits |= {"train": replace(pairs, share=_TRAIN), "valid": replace(pairs, share=_VALID)}
     return Corpus(
         name,
         "translation",
@@ -67,12 +76,12 @@ def _wmt14(target: str, size: str, vocab_size: int, train: Settings) -> Corpus:
         size=size,
         licence=_RESEARCH,
         origin="https://www.statmt.org/wmt14/",
-        splits=_parallel({"train": "train", "valid": "newstest2013", "test": "newstest2014"}, f"{name}/"),
+        splits=splits,
         languages={"source": "en", "target": target},
         hub=Hub(
             "wmt/wmt14",
             f"{target}-en",
-            _OFFICIAL,
+            {split: _OFFICIAL[split] for split in splits if splits[split].share != _VALID},
             lambda row, side: one_line(row["translation"][side]),
         ),
         preset={"train": {"accumulate": 8, **train}},

@@ -58,6 +58,10 @@ class Audit:
         place = f"{path}, line {line}"
         if not self.skip_bad:
             raise BadRowError(f"{place}: {problem}{': ' + detail if detail else ''}; fix the file")
+        self.leave_out(problem, place)
+
+    def leave_out(self, problem: str, place: str) -> None:
+        """Count a good row that was asked to be left out under `problem`."""
         self.skipped[problem] += 1
         self.first_skipped.setdefault(problem, place)
 

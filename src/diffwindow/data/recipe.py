@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,34 @@ class Vocabulary:
 
 
 @dataclass(frozen=True)
+class Cleaning:
+    """Limits on pairs of sentences in words between spaces, as of Moses' `clean-corpus-n.perl`.
+
+    >>> Cleaning(max_ratio=2.0).problem({"source": "a b c d e", "target": "f g"})
+    'one side has more than 2 times the words of the other'
+    """
+
+    max_length: int | None = None
+    max_ratio: float | None = None
+
+    def __post_init__(self) -> None:
+        """Raise for limits that leave nothing, or are none."""
+        if self.max_length is not None and self.max_length < 1:
+            raise ValueError(f"max_length={self.max_length} leaves no pair; give 1 or more words")
+        if self.max_ratio is not None and not 1 <= self.max_ratio < math.inf:
+            raise ValueError(f"max_ratio={self.max_ratio} is not a number from 1 on, such as 9")
+
+    def problem(self, row: Row) -> str | None:
+        """Return why a pair is left out, or None."""
+        shorter, longer = sorted(len(str(row[side]).split()) for side in text_fields("translation"))
+        if self.max_length is not None and longer > self.max_length:
+            return f"more than {self.max_length:,} words"
+        if self.max_ratio is not None and longer > self.max_ratio * shorter:
+            return f"one side has more than {self.max_ratio:g} times the words of the other"
+        return None
+
+
+@dataclass(frozen=True)
 class Source:
     """Rows of one split: a reader, and the files it reads (or, for generated rows, their number).
 
@@ -64,6 +93,18 @@ class Source:
             return (row for row in rows if zlib.crc32(str(row[field]).encode()) // place % 1000 in buckets)
 
         return replace(self, reader=read, divided=self.divided + 1)
+
+    def clean(self, cleaning: Cleaning) -> Source:
+        """Return the pairs that are neither too long nor too unequal; the others are counted as skipped."""
+
+        def read(audit: Audit) -> Iterator[Row]:
+            for number, row in enumerate(self.reader(audit), 1):
+                if (problem := cleaning.problem(row)) is None:
+                    yield row
+                else:
+                    audit.leave_out(problem, f"pair {number:,}")
+
+        return replace(self, reader=read)
 
     def read(self, audit: Audit) -> Iterator[Row]:
         """Yield the rows, counting them."""
@@ -117,10 +158,12 @@ class Recipe:
         moses: str | None = None,
         languages: dict[str, str] | None = None,
         normalization: Normalization | None = None,
+        cleaning: Cleaning | None = None,
     ) -> Recipe:
         """Return the recipe with another vocabulary size, normalization, languages, and what Moses tokenises.
 
-        `moses` has a language per text field (`en,de`), or is `auto`: those of `languages`.
+        `moses` has a language per text field (`en,de`), or is `auto`: those of `languages`. `cleaning` leaves
+        pairs out of the training split.
         """
         size = self.vocabulary.size if vocab_size is None else vocab_size
         known, fields = self.languages | (languages or {}), text_fields(self.task)
@@ -132,8 +175,17 @@ class Recipe:
         tokenised = dict(zip(fields, named, strict=True)) if named else self.moses
         for name, language in (known | tokenised).items():
             check_language(language, name)
+        limits = {name: limit for name, limit in asdict(cleaning).items() if limit} if cleaning else {}
+        if limits and self.task != "translation":
+            raise ValueError(
+                f"a maximum length or ratio is for pairs of sentences, but {self.name} is prepared for "
+                f"{self.task}; leave it out"
+            )
+        cleaned = {"train": self.splits["train"].clean(cleaning)} if cleaning and limits else {}
         return replace(
             self,
+            splits=self.splits | cleaned,
+            variant=self.variant | limits,
             vocabulary=replace(self.vocabulary, size=size),
             moses=tokenised,
             languages=tokenised | known,
