@@ -135,8 +135,8 @@ def test_pairs_that_are_too_long_or_unequal_are_left_out_of_training_and_counted
     code, _, err = run("prepare", "agreement", "--out", tmp_path / "other", "--max-length", 5)
     assert code == 2
     assert "is for pairs of sentences, but agreement is prepared for classification; leave it out" in err
-    code, _, err = run("prepare", *files, "--out", tmp_path / "other", "--max-ratio", "nan")
-    assert (code, err.count("\n"), "nan" in err) == (2, 1, True)
+    code, _, err = run("prepare", *files, "--out", tmp_path / "other", "--max-ratio", 0.5)
+    assert (code, "Invalid value for '--max-ratio'" in err) == (2, True)
     assert not (tmp_path / "other").exists()
 
 

@@ -1,3 +1,4 @@
+import gzip
 import html
 from dataclasses import replace
 
@@ -5,7 +6,7 @@ import pytest
 
 from diffwindow.data.corpora import CORPORA, GENERATED, corpus_of, recipe_of
 from diffwindow.data.download import download, instructions
-from diffwindow.data.lines import Audit
+from diffwindow.data.lines import Audit, CorpusError
 from diffwindow.data.prepare import prepare
 
 TRANSLATION = {"translation": {"en": "one\ntwo", "de": "eins zwei", "fr": "un deux"}}
@@ -132,6 +133,52 @@ def test_lm1b_shards(tmp_path):
         name: [store.tokenizer.decode(row["text"]) for row in split] for name, split in store.splits.items()
     }
     assert texts == {"train": ["a b", "c"], "valid": ["<unk>"], "test": ["<unk>"]}
+
+
+def test_the_preprocessed_release_of_wmt16(tmp_path):
+    sets = {"train.tok.clean.bpe.32000": 3, "newstest2013.tok.bpe.32000": 1}
+    for name, size in sets.items():
+        for side in ("en", "de"):
+            with gzip.open(tmp_path / f"{name}.{side}.gz", "wt") as file:
+                file.write(f"{side} sen@@ tence .\n" * size)
+    # references as WMT has them
+    for kind, side in (("src", "en"), ("ref", "de")):
+        text = f"<doc>\n<seg id='1'>{side} test &lt; set.</seg>\n</doc>\n"
+        (tmp_path / f"newstest2014-deen-{kind}.{side}.sgm").write_text(text)
+    store = prepare(recipe_of("wmt16-en-de", tmp_path).adjust(vocab_size=300), tmp_path / "store")
+    texts = {
+        name: [store.tokenizer.decode(row[field]) for row in split for field in ("source", "target")]
+        for name, split in store.splits.items()
+    }
+    assert texts == {
+        "train": ["en sentence.", "de sentence."] * 3,
+        "valid": ["en sentence.", "de sentence."],
+        "test": ["en test < set.", "de test < set."],
+    }
+
+
+def test_several_raw_files_per_side(tmp_path):
+    training = tmp_path / "training"
+    training.mkdir()
+    for name in ("europarl-v7", "commoncrawl", "news-commentary-v9"):
+        for side in ("en", "de"):
+            (training / f"{name}.de-en.{side}").write_text(f"{name} {side}\n")
+    # one side compressed
+    with gzip.open(training / "commoncrawl.de-en.de.gz", "wt") as file:
+        file.write("commoncrawl de\n")
+    (training / "commoncrawl.de-en.de").unlink()
+    for name in ("newstest2013", "newstest2014"):
+        for side in ("en", "de"):
+            (tmp_path / f"{name}.{side}").write_text(f"{name} {side}\n")
+    rows = list(recipe_of("wmt14-en-de", tmp_path).splits["train"].read(Audit()))
+    assert rows == [
+        {"source": f"{name} en", "target": f"{name} de"}
+        for name in ("commoncrawl", "europarl-v7", "news-commentary-v9")
+    ]
+    (training / "europarl-v7.de-en.de").unlink()
+    problem = r"europarl-v7\.de-en\.en has no other side, europarl-v7\.de-en\.de; put it there"
+    with pytest.raises(CorpusError, match=problem):
+        recipe_of("wmt14-en-de", tmp_path)
 
 
 def test_english_french_validates_on_a_part_of_the_training_pairs(tmp_path):

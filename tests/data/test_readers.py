@@ -3,7 +3,7 @@ import lzma
 
 import pytest
 
-from diffwindow.data import readers
+from diffwindow.data import parallel, readers
 from diffwindow.data.lines import Audit, BadRowError, CorpusError
 
 OPENERS = {"": open, ".gz": gzip.open, ".xz": lzma.open}
@@ -29,7 +29,7 @@ def test_two_files_in_any_packing(tmp_path, suffix):
     # a Unicode line separator and a carriage return inside a line do not end it
     left = write(tmp_path / f"a.en{suffix}", "one\u2028more\r\ntwo\rx\n")
     right = write(tmp_path / f"a.de{suffix}", "eins\nzwei")
-    assert rows(readers.parallel_files, left, right) == [
+    assert rows(parallel.parallel_files, left, right) == [
         {"source": "one\u2028more", "target": "eins"},
         {"source": "two\rx", "target": "zwei"},
     ]
@@ -43,8 +43,8 @@ def test_two_files_in_any_packing(tmp_path, suffix):
 def test_parallel_text_is_not_lost_quietly(tmp_path, left, right, problem, where):
     files = write(tmp_path / "a.en", left), write(tmp_path / "a.de", right)
     with pytest.raises(CorpusError, match=where):
-        rows(readers.parallel_files, *files)
-    kept, skipped = skipping(readers.parallel_files, *files)
+        rows(parallel.parallel_files, *files)
+    kept, skipped = skipping(parallel.parallel_files, *files)
     assert set(skipped) == {problem}
     lines = max(len((s if isinstance(s, bytes) else s.encode()).splitlines()) for s in (left, right))
     assert len(kept) + skipped[problem] == lines
@@ -57,9 +57,63 @@ def test_files_of_different_length_are_no_bad_rows(tmp_path, skip_bad):
         with pytest.raises(
             CorpusError, match=r"long has a line 2, but \S+short ends after line 1; align"
         ) as e:
-            list(readers.parallel_files(*sides, Audit(skip_bad=skip_bad)))
+            list(parallel.parallel_files(*sides, Audit(skip_bad=skip_bad)))
         # `prepare` recommends --skip-bad for a BadRowError
         assert not isinstance(e.value, BadRowError)
+
+
+SGM_REFERENCE = """<refset setid="newstest2014" srclang="any" trglang="de">
+<doc docid="a" origlang="en">
+<p>
+<seg id="1">Erstens &amp; &quot;zweitens&quot;.</seg>
+<seg id="2">Drittens.</seg>
+</p>
+</doc>
+</refset>
+"""
+
+
+@pytest.mark.parametrize("suffix", OPENERS)
+def test_segments_of_sgm_beside_lines(tmp_path, suffix):
+    left = write(tmp_path / "newstest2014.en", "First & second.\nThird.\n")
+    right = write(tmp_path / f"newstest2014-deen-ref.de.sgm{suffix}", SGM_REFERENCE)
+    assert rows(parallel.parallel_files, left, right) == [
+        {"source": "First & second.", "target": 'Erstens & "zweitens".'},
+        {"source": "Third.", "target": "Drittens."},
+    ]
+
+
+def test_mistakes_in_sgm_name_file_and_line(tmp_path):
+    left = write(tmp_path / "a.en", "one\ntwo\n")
+    empty = write(tmp_path / "empty.sgm", "<refset>\n</refset>\n")
+    with pytest.raises(CorpusError, match=r"empty\.sgm, line 1: an SGM file has its sentences in <seg>"):
+        rows(parallel.parallel_files, left, empty)
+    with pytest.raises(CorpusError, match=r"b\.sgm has a segment 3, but \S+a\.en ends after segment 2"):
+        rows(parallel.parallel_files, left, write(tmp_path / "b.sgm", "<seg>x</seg>\n" * 3))
+    open_ = write(tmp_path / "open.sgm", "<seg>x</seg>\n<seg>y\n")
+    with pytest.raises(BadRowError, match=r"open\.sgm, line 2: a <seg> that does not close on its line"):
+        rows(parallel.parallel_files, left, open_)
+    kept, skipped = skipping(parallel.parallel_files, left, open_)
+    assert kept == [{"source": "one", "target": "x"}]
+    assert skipped == {"a <seg> that does not close on its line": 1}
+
+
+def test_subwords_are_joined_and_detokenised(tmp_path):
+    left = write(tmp_path / "train.tok.clean.bpe.32000.en", "the Bro@@ thers Co@@ en &apos;s film .\n")
+    right = write(tmp_path / "train.tok.clean.bpe.32000.de", "der Film der Bro@@ thers .\n")
+    assert rows(parallel.wmt_files, left, right, languages=("en", "de")) == [
+        {"source": "the Brothers Coen's film.", "target": "der Film der Brothers."}
+    ]
+
+
+def test_a_subword_that_never_closes_is_named(tmp_path):
+    left = write(tmp_path / "a.tok.bpe.32000.en", "good\nthe Bro@@\n")
+    right = write(tmp_path / "a.tok.bpe.32000.de", "gut\nder Bruder\n")
+    problem = r"a\.tok\.bpe\.32000\.en, line 2: a subword that never closes: 'Bro@@' ends the line; fix"
+    with pytest.raises(BadRowError, match=problem):
+        rows(parallel.wmt_files, left, right, languages=("en", "de"))
+    kept, skipped = skipping(parallel.wmt_files, left, right, languages=("en", "de"))
+    assert (len(kept), skipped) == (1, {"a subword that never closes": 1})
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".xz"])
@@ -88,8 +142,8 @@ def test_a_text_file_named_gz_is_an_error(tmp_path):
 def test_parallel_tsv(tmp_path):
     path = write(tmp_path / "a.tsv", "one\teins\ntwo\tzwei\textra\n")
     with pytest.raises(CorpusError, match=r"a\.tsv, line 2: wrong number of columns: 3 instead of 2"):
-        rows(readers.parallel_tsv, path)
-    kept, skipped = skipping(readers.parallel_tsv, path)
+        rows(parallel.parallel_tsv, path)
+    kept, skipped = skipping(parallel.parallel_tsv, path)
     assert kept == [{"source": "one", "target": "eins"}]
     assert skipped == {"wrong number of columns": 1}
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
-from diffwindow.data import readers
+from diffwindow.data import parallel, readers
 from diffwindow.data.lines import CorpusError, NoFolderError, Row
 from diffwindow.data.recipe import Corpus, Files, Hub, Recipe, Settings, Vocabulary
 from diffwindow.data.synthetic import Part, agreement, reorder
@@ -28,7 +28,7 @@ def _parallel(
     names: dict[str, str],
     *folders: str,
     optional: tuple[str, ...] = (),
-    reader: Callable[..., Iterator[Row]] = readers.parallel_files,
+    reader: Callable[..., Iterator[Row]] = parallel.parallel_files,
 ) -> dict[str, Files]:
     """Return the splits of two files `name.language` each, in one of the folders."""
     return {
@@ -59,15 +59,35 @@ _OFFICIAL = {"train": "train", "valid": "validation", "test": "test"}
 
 # a thousandth of the training pairs, by the hash of the English sentence
 _VALID, _TRAIN = range(1), range(1, 1000)
+# how the files of WMT end in the preprocessed release: tokenised, cut into subwords
+_TRAIN_SUBWORDS, _SUBWORDS = "tok.clean.bpe.32000", "tok.bpe.32000"
 
 
-def _wmt14(target: str, size: str, vocab_size: int, train: Settings) -> Corpus:
-    name = f"wmt14-en-{target}"
-    splits = _parallel({"train": "train", "valid": "newstest2013", "test": "newstest2014"}, f"{name}/")
+def _wmt(year: int, target: str, size: str, vocab_size: int, train: Settings) -> Corpus:
+    """Return a corpus of WMT, whose files lie as they were downloaded.
+
+    One file per side, the preprocessed release of WMT'16, or several raw files (Europarl, Common Crawl, News
+    Commentary); test sets also as SGM.
+    """
+    name = f"wmt{year}-en-{target}"
+
+    def files(name_of_set: str, subwords: str, raw: str) -> Files:
+        names = [f"{name_of_set}.{{side}}", f"{name_of_set}.{subwords}.{{side}}", raw]
+        if year == 16:
+            names = [names[1], names[0], names[2]]
+        reader = partial(parallel.wmt_files, languages=("en", target))
+        return Files(reader, tuple(f"{folder}{one}" for folder in (f"{name}/", "") for one in names))
+
+    splits = {
+        "train": files("train", _TRAIN_SUBWORDS, f"training/*{target}*en*.{{side}}"),
+        "valid": files("newstest2013", _SUBWORDS, "newstest2013-{kind}.{side}.sgm"),
+        "test": files("newstest2014", _SUBWORDS, f"newstest2014-{target}en-{{kind}}.{{side}}.sgm"),
+    }
     if target == "fr":
         # the paper validates on a random part of the training set
         pairs = splits["train"]
         splits |= {"train": replace(pairs, share=_TRAIN), "valid": replace(pairs, share=_VALID)}
+    hub_splits = {split: _OFFICIAL[split] for split in splits if splits[split].share != _VALID}
     return Corpus(
         name,
         "translation",
@@ -75,15 +95,18 @@ def _wmt14(target: str, size: str, vocab_size: int, train: Settings) -> Corpus:
         use="translation (the paper)",
         size=size,
         licence=_RESEARCH,
-        origin="https://www.statmt.org/wmt14/",
+        origin=f"https://www.statmt.org/wmt{year}/",
         splits=splits,
         languages={"source": "en", "target": target},
+        # the hub's WMT'16 has other test sets
         hub=Hub(
             "wmt/wmt14",
             f"{target}-en",
-            {split: _OFFICIAL[split] for split in splits if splits[split].share != _VALID},
+            hub_splits,
             lambda row, side: one_line(row["translation"][side]),
-        ),
+        )
+        if year == 14
+        else None,
         preset={"train": {"accumulate": 8, **train}},
     )
 
@@ -127,7 +150,7 @@ def _multi30k(target: str, *, hub: Hub | None = None) -> Corpus:
 
 def _multi30k_tokenized() -> Corpus:
     names = {split: f"{name}.lc.norm.tok" for split, name in _MULTI30K.items()}
-    reader = partial(readers.tokenized_files, languages=("en", "de"))
+    reader = partial(parallel.tokenized_files, languages=("en", "de"))
     return replace(
         _multi30k("de"),
         name="multi30k-tok-en-de",
@@ -151,7 +174,7 @@ def _tatoeba(target: str, size: str) -> Corpus:
         origin="https://www.manythings.org/anki/ (as lines of english<TAB>translation)",
         # by the English sentence: its several translations stay together
         splits=_divide(
-            readers.parallel_tsv,
+            parallel.parallel_tsv,
             (f"tatoeba/{name}", name),
             train=range(20, 1000),
             valid=range(10),
@@ -282,6 +305,7 @@ def _reorder(rows: int, seed: int, part: Part) -> Iterator[Row]:
     return ({"source": e.source, "target": e.target} for e in reorder(rows, seed, part=part))
 
 
+_EN_DE = {"max_updates": 200_000, "save_every": "epoch"}
 _ALL = (
     Corpus(
         "agreement",
@@ -326,9 +350,9 @@ _ALL = (
             },
         },
     ),
-    _wmt14("de", "4.5 M pairs", 32_768, {"max_updates": 200_000, "save_every": "epoch"}),
+    *(_wmt(year, "de", "4.5 M pairs", 32_768, _EN_DE) for year in (14, 16)),
     # 150,000 updates are some four epochs: an average over five would begin with the first
-    _wmt14("fr", "36 to 41 M pairs", 40_000, {"max_updates": 150_000}),
+    _wmt(14, "fr", "36 to 41 M pairs", 40_000, {"max_updates": 150_000}),
     _multi30k("de", hub=Hub("bentrevett/multi30k", None, _OFFICIAL, lambda row, side: one_line(row[side]))),
     _multi30k("fr"),
     _multi30k_tokenized(),

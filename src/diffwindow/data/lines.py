@@ -137,6 +137,15 @@ FOREIGN = {
 DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError)
 
 
+def name_ending(path: Path) -> str:
+    """Return how a file's name ends, but for that of a compressed one.
+
+    >>> name_ending(Path("newstest2014-deen-ref.de.sgm.gz"))
+    '.sgm'
+    """
+    return next((end for end in reversed(path.suffixes) if end not in SUFFIXES), "").lower()
+
+
 def unpacked(path: Path, raw: BufferedReader) -> IO[bytes]:
     """Return the content of an open file, decompressed if its name ends in .gz or .xz."""
     match path.suffix:
@@ -275,6 +284,7 @@ def find_files(root: Path, places: Sequence[Sequence[str]]) -> list[tuple[Path, 
     found = [{name: _matching(root, name) for name in names} for names in places]
     for files in found:
         if all(files.values()):
+            _check_sides(files)
             return list(files.values())
     for files in found:
         if there := [name for name in files if files[name]]:
@@ -289,8 +299,31 @@ def find_files(root: Path, places: Sequence[Sequence[str]]) -> list[tuple[Path, 
     )
 
 
+def _check_sides(files: dict[str, tuple[Path, ...]]) -> None:
+    """Raise unless each file that a `*` found on one side has its other side."""
+    if len(files) != 2 or not all("*" in name for name in files):
+        return
+    # by what comes before the language
+    sides = [{_unpacked_name(path).stem: path for path in paths} for paths in files.values()]
+    if alone := sides[0].keys() ^ sides[1].keys():
+        path = (sides[0] | sides[1])[min(alone)]
+        other = next(name for name in files if not name.endswith(_unpacked_name(path).suffix))
+        raise CorpusError(
+            f"{path} has no other side, {min(alone)}{Path(other).suffix}; put it there, or take both away"
+        )
+
+
+def _unpacked_name(path: Path) -> Path:
+    return Path(path.name).with_suffix("") if path.suffix in SUFFIXES[1:] else Path(path.name)
+
+
 def _matching(root: Path, name: str) -> tuple[Path, ...]:
     """Return the file of a name, plain or compressed; with a `*`, all files that match it."""
     if "*" in name:
-        return tuple(sorted(path for path in root.glob(name) if path.is_file()))
+        found: dict[Path, Path] = {}
+        for path in (path for suffix in SUFFIXES for path in root.glob(name + suffix) if path.is_file()):
+            # the plain one of a file that is there twice
+            found.setdefault(path.parent / _unpacked_name(path), path)
+        # both sides in the same order, compressed or not
+        return tuple(found[path] for path in sorted(found, key=lambda path: (path.parent, path.stem, path)))
     return tuple(path for suffix in SUFFIXES if (path := root / (name + suffix)).exists())[:1]

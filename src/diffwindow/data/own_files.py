@@ -8,7 +8,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-from diffwindow.data import readers
+from diffwindow.data import parallel, readers
 from diffwindow.data.lines import Audit, CorpusError, NoColumnError
 from diffwindow.data.readers import ANY_COLUMNS, Columns
 from diffwindow.data.recipe import Recipe, Source, source_of
@@ -20,12 +20,12 @@ MAX_LABEL = 200
 
 def two_files(source: Path, target: Path) -> Source:
     """Read two line-aligned files."""
-    return source_of(readers.parallel_files, (source,), (target,))
+    return source_of(parallel.parallel_files, (source,), (target,))
 
 
 def tsv_pairs(path: Path) -> Source:
     """Read `source<TAB>target` lines."""
-    return source_of(readers.parallel_tsv, (path,))
+    return source_of(parallel.parallel_tsv, (path,))
 
 
 def plain_text(*paths: Path) -> Source:

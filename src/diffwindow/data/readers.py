@@ -8,13 +8,12 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import chain, zip_longest
+from itertools import chain
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from diffwindow.data.lines import (
     MAX_LINE,
-    SUFFIXES,
     Audit,
     CorpusError,
     NoColumnError,
@@ -22,13 +21,12 @@ from diffwindow.data.lines import (
     check_text,
     decode_line,
     headed_rows,
+    name_ending,
     opened,
-    raw_lines,
     rows_of_width,
     table_rows,
     text_lines,
 )
-from diffwindow.data.tokenizer import moses_detokenizer
 
 Blank = Literal["keep", "error"]
 SentimentLabels = Literal["binary", "five"]
@@ -52,43 +50,6 @@ def text(path: Path, audit: Audit, *, blank: Blank) -> Iterator[Row]:
             audit.bad(path, number, "empty text")
         else:
             yield {"text": line.strip()}
-
-
-def parallel_files(source: Path, target: Path, audit: Audit) -> Iterator[Row]:
-    """Yield {source, target} of two line-aligned files."""
-    pairs = zip_longest(raw_lines(source, audit), raw_lines(target, audit))
-    for number, (left, right) in enumerate(pairs, 1):
-        if left is None or right is None:
-            shorter, longer = (source, target) if left is None else (target, source)
-            # never a bad row: a line is missing somewhere before, so that pairs do not match
-            raise CorpusError(
-                f"{longer} has a line {number}, but {shorter} ends after line {number - 1}; align the files"
-            )
-        first, second = decode_line(left, source, number, audit), decode_line(right, target, number, audit)
-        if first is not None and second is not None:
-            yield from _pair(first, second, (source, target), number, audit)
-
-
-def tokenized_files(source: Path, target: Path, audit: Audit, *, languages: tuple[str, str]) -> Iterator[Row]:
-    """Yield {source, target} of two line-aligned files that Moses tokenised, as plain text."""
-    plain_source, plain_target = map(moses_detokenizer, languages)
-    for row in parallel_files(source, target, audit):
-        yield {"source": plain_source(str(row["source"])), "target": plain_target(str(row["target"]))}
-
-
-def parallel_tsv(path: Path, audit: Audit) -> Iterator[Row]:
-    """Yield {source, target} of `source<TAB>target` lines."""
-    for number, (source, target) in table_rows(path, audit, columns=2):
-        yield from _pair(source, target, (path, path), number, audit)
-
-
-def _pair(source: str, target: str, paths: tuple[Path, Path], number: int, audit: Audit) -> Iterator[Row]:
-    if not source.strip():
-        audit.bad(paths[0], number, "empty source")
-    elif not target.strip():
-        audit.bad(paths[1], number, "empty target")
-    else:
-        yield {"source": source, "target": target}
 
 
 def _read_labelled_line(text: str, label: str, path: Path, number: int, audit: Audit) -> Iterator[Row]:
@@ -131,7 +92,7 @@ def labelled_cells(path: Path, audit: Audit, columns: Columns) -> Iterator[tuple
     A header that names the columns is recognised; without one, the text comes first, then the label. Blank
     lines are left out.
     """
-    read = _json_cells if _ending(path) in _JSON_LINES else _table_cells
+    read = _json_cells if name_ending(path) in _JSON_LINES else _table_cells
     for number, text, label in read(path, audit, columns):
         if half := _SURROGATE.search(f"{text} {label}"):
             audit.bad(path, number, "half of a character", f"the escape {half[0]!a} has no partner")
@@ -146,17 +107,12 @@ def labelled_cells(path: Path, audit: Audit, columns: Columns) -> Iterator[tuple
 
 def headless_line(path: Path, audit: Audit) -> int | None:
     """Return the line of the first row of a table without a known header; it may be an unknown one."""
-    first = None if _ending(path) in _JSON_LINES else next(_table_rows(path, audit), None)
+    first = None if name_ending(path) in _JSON_LINES else next(_table_rows(path, audit), None)
     return None if first is None or _layout(path, *first, ANY_COLUMNS).has_header else first[0]
 
 
-def _ending(path: Path) -> str:
-    """Return how a file's name ends, but for that of a compressed one."""
-    return next((end for end in reversed(path.suffixes) if end not in SUFFIXES), "").lower()
-
-
 def _table_rows(path: Path, audit: Audit) -> Iterator[tuple[int, list[str]]]:
-    if _ending(path) == ".csv":
+    if name_ending(path) == ".csv":
         return _csv_rows(path, audit)
     return ((number, line.split("\t")) for number, line in text_lines(path, audit) if line.strip(" "))
 

@@ -216,7 +216,8 @@ class Recipe:
 class Files:
     """The files of a split: where they may lie below the folder of raw files, and what reads them.
 
-    `{side}` in a name stands for the language of each side of parallel text, `*` matches several files.
+    `{side}` in a name stands for the language of each side of parallel text, `{kind}` for src and ref, and
+    `*` matches several files.
     `share` keeps the rows whose text hashes to these thousandths. An optional split is left out where its
     files are not there.
     """
@@ -265,10 +266,15 @@ class Corpus:
         """Languages of the files of a split: both sides of parallel text, else one file without."""
         return tuple(self.languages.values()) or ("",)
 
+    @property
+    def _placeholders(self) -> list[dict[str, str]]:
+        """What stands in the names of each side's files."""
+        return [{"side": side, "kind": kind} for side, kind in zip(self.sides, ("src", "ref"), strict=False)]
+
     def file_names(self, split: str) -> list[str]:
         """Return where the files of a split are best put."""
         first = self.splits[split].names[0]
-        return list(dict.fromkeys(first.format(side=side) for side in self.sides))
+        return list(dict.fromkeys(first.format(**side) for side in self._placeholders))
 
     def recipe(self, root: Path) -> Recipe:
         """Return the recipe for the files below `root`."""
@@ -293,8 +299,8 @@ class Corpus:
         )
 
     def _source(self, root: Path, files: Files) -> Source:
-        sides = self.sides if any("{side}" in name for name in files.names) else ("",)
-        places = [[name.format(side=side) for side in sides] for name in files.names]
+        sides = self._placeholders if any("{side}" in name for name in files.names) else [{"side": ""}]
+        places = [[name.format(**side) for side in sides] for name in files.names]
         source = source_of(files.reader, *find_files(root, places))
         return source if files.share is None else source.share(text_fields(self.task)[0], files.share)
 
