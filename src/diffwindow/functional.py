@@ -12,6 +12,7 @@ import math
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -293,7 +294,7 @@ def multiplicative_weights(
 ) -> Float[Tensor, "*lead q k"]:
     """Confine attention to the window: A = softmax(s) ⊙ M (Eq. 13), which need not sum to one."""
     check_floats("window", window)
-    return _dropout(masked_softmax(score, mask), dropout_p, seed) * window
+    return dropout(masked_softmax(score, mask), dropout_p, seed) * window
 
 
 def normalized_weights(
@@ -323,7 +324,7 @@ def normalized_weights(
     # M stays a factor, so that its gradient needs no division by a small M.
     weights = (score - shift).masked_fill(~seen, float("-inf")).exp() * window
     total = weights.sum(-1, keepdim=True)
-    return _dropout(weights / total.masked_fill(total == 0, 1.0), dropout_p, seed)
+    return dropout(weights / total.masked_fill(total == 0, 1.0), dropout_p, seed)
 
 
 def additive_weights(
@@ -339,7 +340,7 @@ def additive_weights(
     check_floats("score", score)
     check_floats("local_score", local_score)
     check_floats("window", window)
-    return _dropout(masked_softmax(score + local_score * window, mask), dropout_p, seed)
+    return dropout(masked_softmax(score + local_score * window, mask), dropout_p, seed)
 
 
 def attend(
@@ -377,7 +378,7 @@ def interval_attention(
     k, v = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
     score = scores(q, k, scale, mask=inside)
     weights = masked_softmax(score if bias is None else score + bias, inside)
-    return attend(_dropout(weights, dropout_p, seed), v, mask=inside)
+    return attend(dropout(weights, dropout_p, seed), v, mask=inside)
 
 
 def repeat_heads(x: Float[Tensor, "b g k e"], num_heads: int) -> Float[Tensor, "b h k e"]:
@@ -425,6 +426,35 @@ def kept_weights(
     return (random ^ -(2**31)) >= threshold - 2**31
 
 
+def dropout(
+    x: Float[Tensor, "*lead k"], dropout_p: float, seed: Int[Tensor, ""] | None = None
+) -> Float[Tensor, "*lead k"]:
+    """Zero a share of the elements and divide the others by what is left of 1; without a seed, draw one.
+
+    >>> sorted(set(dropout(torch.ones(4, 8), 0.5).flatten().tolist()))
+    [0.0, 2.0]
+    """
+    check_dropout("dropout_p", dropout_p)
+    if not dropout_p > 0:
+        return x
+    kept = kept_weights(x.shape, dropout_p, draw_seed(x) if seed is None else seed)
+    return x * kept * (1 / (1 - dropout_p) if dropout_p < 1 else 0.0)
+
+
+def join_residual(
+    x: Float[Tensor, "*lead d"],
+    branch: Float[Tensor, "*lead d"],
+    weight: Float[Tensor, " d"],
+    bias: Float[Tensor, " d"],
+    *,
+    eps: float = 1e-5,
+    dropout_p: float = 0.0,
+    seed: Int[Tensor, ""] | None = None,
+) -> Float[Tensor, "*lead d"]:
+    """Join a branch with what it starts from, and normalise: norm(x + dropout(branch))."""
+    return F.layer_norm(x + dropout(branch, dropout_p, seed), weight.shape, weight, bias, eps)
+
+
 # Torch has no unsigned arithmetic: products wrap, factors are the usual ones as signed numbers, and what an
 # arithmetic shift copies from the sign is masked.
 def _mix64(x: Tensor) -> Tensor:
@@ -440,14 +470,6 @@ def _mix32(x: Tensor) -> Tensor:
     x = (x ^ (x >> 16 & 2**16 - 1)) * 0x7FEB352D
     x = (x ^ (x >> 15 & 2**17 - 1)) * -0x7B935975
     return x ^ (x >> 16 & 2**16 - 1)
-
-
-def _dropout(x: Tensor, dropout_p: float, seed: Tensor | None) -> Tensor:
-    check_dropout("dropout_p", dropout_p)
-    if not dropout_p > 0:
-        return x
-    kept = kept_weights(x.shape, dropout_p, draw_seed(x) if seed is None else seed)
-    return x * kept * (1 / (1 - dropout_p) if dropout_p < 1 else 0.0)
 
 
 def _no_autocast(x: Tensor) -> AbstractContextManager[object]:

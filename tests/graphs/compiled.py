@@ -11,6 +11,7 @@ import torch
 from torch.testing import assert_close
 
 from diffwindow import WindowAttention
+from diffwindow.models.residual import join
 
 CASES = [
     {"window": window, "segment_size": size, "expectation": expectation}
@@ -44,6 +45,18 @@ def check_compile(attention: WindowAttention, backend: str) -> None:
     assert_close(*results)
 
 
+def check_residual() -> None:
+    """Compare a block's dropout, residual and norm in one graph with its kernel from the same seed."""
+    norm, results = torch.nn.LayerNorm(16), []
+    compiled = torch.compile(join, fullgraph=True, backend="aot_eager")
+    for run in (join, compiled):
+        torch.manual_seed(3)
+        x, branch = torch.randn(2, 3, 7, 16, requires_grad=True)
+        out = run(x, branch, norm, 0.5, training=True)
+        results.append((out, *torch.autograd.grad(out.square().sum(), (x, branch))))
+    assert_close(*results)
+
+
 def check_export(attention: WindowAttention) -> None:
     """Export at one length and run at others."""
     x, mask = inputs(7)
@@ -65,6 +78,7 @@ if __name__ == "__main__":
     for case in (*CASES, ROTARY, NORMALISED) if every else (CASES[1], ROTARY, NORMALISED):
         check_compile(WindowAttention(16, 2, **case), "aot_eager")
         check_export(WindowAttention(16, 2, **case))
+    check_residual()
     if every:
         check_compile(WindowAttention(16, 2, **CASES[1]), "inductor")
     print("graphs equal eager")

@@ -25,13 +25,14 @@ def is_observed() -> bool:
 
 
 def holds_floats(x: Tensor) -> bool:
-    """Tell whether these are fp32 numbers in memory, which a kernel can read."""
+    """Tell whether these are fp32 numbers that a kernel can read."""
+    return x.dtype == torch.float32 and is_in_memory(x)
+
+
+def is_in_memory(x: Tensor) -> bool:
+    """Tell whether a kernel can read the elements of a tensor by their addresses."""
     return (
-        type(x) in (Tensor, torch.nn.Parameter)
-        and x.dtype == torch.float32
-        and x.is_cpu
-        and x.layout == torch.strided
-        and not x.is_neg()
+        type(x) in (Tensor, torch.nn.Parameter) and x.is_cpu and x.layout == torch.strided and not x.is_neg()
     )
 
 

@@ -4,7 +4,7 @@ For up to some hundred rows it is faster than the library that torch calls, whic
 """
 
 import struct
-from typing import TypeGuard
+from typing import TypeGuard, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from diffwindow.kernels import build, cpu
 
+L = TypeVar("L", bound=nn.Module)
 # The C++ `FewRows`, eight bytes per field.
 _LAYOUT = struct.Struct("=9q")
 # 32 sentences of a beam of 5, the largest step that benchmarks/decoding.py measures
@@ -43,10 +44,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return y
 
 
-def is_plain(layer: nn.Module) -> TypeGuard[nn.Linear]:
-    """Tell whether a call of the layer does nothing but multiply by its weight and add its bias."""
+def is_plain(layer: nn.Module, kind: type[L] = nn.Linear) -> TypeGuard[L]:
+    """Tell whether a call of the layer does what its class says and nothing else: no hooks, no subclass."""
     hooks = nn.modules.module
-    return type(layer) is nn.Linear and not (
+    return type(layer) is kind and not (
         layer._forward_hooks
         or layer._forward_pre_hooks
         or layer._backward_hooks

@@ -16,6 +16,7 @@ from diffwindow.attention.kinds import build_attention
 from diffwindow.attention.visibility import EVERYTHING, Visibility, sinusoids
 from diffwindow.kernels import few_rows
 from diffwindow.kernels.int8 import Int8Linear
+from diffwindow.models import residual
 from diffwindow.models.decoding_state import DecodingState
 from diffwindow.notation import Attention
 from diffwindow.special_tokens import PAD
@@ -124,8 +125,8 @@ class Residual(nn.Module):
         self, x: Float[Tensor, "*lead d"], branch: Float[Tensor, "*lead d"]
     ) -> Float[Tensor, "*lead d"]:
         """Join the branch's result with what came in."""
-        joined = x + F.dropout(branch, self.dropout, training=self.training)
-        return joined if self.norm_first else self.norm(joined)
+        norm = None if self.norm_first else self.norm
+        return residual.join(x, branch, norm, self.dropout, training=self.training)
 
 
 class AttentionBlock(Residual):
@@ -184,7 +185,7 @@ class FeedForward(Residual):
     def forward(self, x: Float[Tensor, "*lead d"]) -> Float[Tensor, "*lead d"]:
         """Transform each token."""
         hidden = F.relu(few_rows.apply(self.inner, self.enter(x)), inplace=True)
-        hidden = F.dropout(hidden, self.activation_dropout, training=self.training)
+        hidden = residual.dropout(hidden, self.activation_dropout, training=self.training)
         return self.leave(x, few_rows.apply(self.outer, hidden))
 
 
@@ -249,7 +250,7 @@ class TransformerStack(nn.Module):
         caches: Sequence[KeyCache] = (),
     ) -> Float[Tensor, "rows q d"]:
         """Run all layers, each with its projected `memory` and its cache where there are any."""
-        x = F.dropout(x, self.dropout, training=self.training)
+        x = residual.dropout(x, self.dropout, training=self.training)
         for index, layer in enumerate(self.layers):
             x = layer(
                 x,

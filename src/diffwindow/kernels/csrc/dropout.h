@@ -17,16 +17,27 @@ DW_INLINE uvec mix(uvec x) {  // Wellons' lowbias32
   return x ^ (x >> 16);
 }
 
-struct Dropout {
+struct DropoutRate {
   bool active;
   uint32_t threshold;
   float scale;
+
+  explicit DropoutRate(double dropout) : active(dropout > 0) {
+    threshold = uint32_t(std::min(dropout * 4294967296.0, 4294967295.0));
+    scale = dropout < 1 ? float(1 / (1 - dropout)) : 0.f;
+  }
+  // What elements are multiplied by: 0, or 1 / (1 - p). `low` and `high` are the bits of their rows.
+  DW_INLINE vec factor(uvec low, uvec high, uvec key) const {
+    const uvec random = mix(mix(low + key) ^ high);
+    return random >= threshold ? splat(scale) : vec{};
+  }
+};
+
+// For panels, with a row per lane.
+struct Dropout : DropoutRate {
   alignas(64) uint32_t low[kPanel], high[kPanel];
 
-  explicit Dropout(const Attention& p) : active(p.dropout > 0) {
-    threshold = uint32_t(std::min(p.dropout * 4294967296.0, 4294967295.0));
-    scale = p.dropout < 1 ? float(1 / (1 - p.dropout)) : 0.f;
-  }
+  explicit Dropout(const Attention& p) : DropoutRate(p.dropout) {}
   void seed_panel(const Attention& p, int64_t b, int64_t h, int64_t query) {
     for (int64_t lane = 0; active && lane < kPanel; ++lane) {
       const uint64_t row = uint64_t((b * p.heads + h) * p.queries + query + lane);
@@ -35,11 +46,28 @@ struct Dropout {
       high[lane] = uint32_t(bits >> 32);
     }
   }
-  // The factor of the weights of a key: 0, or 1 / (1 - p).
   DW_INLINE vec factor(int64_t key, int64_t lane) const {
     const uvec lo = *reinterpret_cast<const uvec*>(low + lane), hi = *reinterpret_cast<const uvec*>(high + lane);
-    const uvec random = mix(mix(lo + uint32_t(key)) ^ hi);
-    return random >= threshold ? splat(scale) : vec{};
+    return DropoutRate::factor(lo, hi, uvec{} + uint32_t(key));
+  }
+};
+
+// For rows, with a key per lane.
+struct RowDropout : DropoutRate {
+  uint64_t seed;
+  uvec low, high, lanes;
+
+  RowDropout(double dropout, uint64_t chosen) : DropoutRate(dropout), seed(chosen), low{}, high{} {
+    for (int64_t i = 0; i < kLanes; ++i) lanes[i] = uint32_t(i);
+  }
+  void seed_row(int64_t row) {
+    const uint64_t bits = splitmix(seed ^ splitmix(uint64_t(row)));
+    low = uvec{} + uint32_t(bits);
+    high = uvec{} + uint32_t(bits >> 32);
+  }
+  // Of keys [key, key + kLanes).
+  DW_INLINE vec factor(int64_t key) const {
+    return active ? DropoutRate::factor(low, high, lanes + uint32_t(key)) : splat(1.f);
   }
 };
 

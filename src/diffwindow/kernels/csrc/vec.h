@@ -24,6 +24,7 @@ constexpr int64_t kParts = kPanel / kLanes;
 typedef float vec __attribute__((vector_size(4 * DW_LANES), aligned(4), may_alias));
 typedef int32_t ivec __attribute__((vector_size(4 * DW_LANES), aligned(4), may_alias));
 typedef uint32_t uvec __attribute__((vector_size(4 * DW_LANES), aligned(4), may_alias));
+typedef uint16_t hvec __attribute__((vector_size(2 * DW_LANES), aligned(2), may_alias));
 typedef int8_t bvec __attribute__((vector_size(DW_LANES), aligned(1), may_alias));
 typedef float vec8 __attribute__((vector_size(32), aligned(4), may_alias));
 typedef uint32_t uvec8 __attribute__((vector_size(32), aligned(4), may_alias));
@@ -50,6 +51,15 @@ DW_INLINE vec exp(vec x) {
   const vec p = (f2 * high + middle) * f2 + low;
   const uvec bits = (uvec)p + ((uvec)shifted << 23);
   return (vec)(bits & ~(uvec)(x < -87.f));
+}
+
+DW_INLINE vec load(const bfloat16* p) {
+  return (vec)(__builtin_convertvector(*reinterpret_cast<const hvec*>(p), uvec) << 16);
+}
+DW_INLINE void store(bfloat16* p, vec x) {
+  const uvec bits = (uvec)x, nan = (uvec)(x != x);
+  const uvec nearest = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  *reinterpret_cast<hvec*>(p) = __builtin_convertvector((nearest & ~nan) | (nan & 0x7fc0), hvec);
 }
 
 DW_INLINE vec8 load8(const float* p) { return *reinterpret_cast<const vec8*>(p); }
