@@ -157,14 +157,14 @@ def parse_json(content: str | bytes, place: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def lock_folder(folder: Path) -> Iterator[None]:
-    """Lock a folder inside the context; raise if another process has locked it.
+def lock_folder(folder: Path, *, wait: float = 0.0) -> Iterator[None]:
+    """Lock a folder inside the context; raise if another process keeps it locked for `wait` seconds.
 
     On a file system without locks, do nothing.
     """
     lock = FileLock(folder / LOCK)
     try:
-        lock.acquire(blocking=False)
+        lock.acquire(timeout=wait)
     except Timeout:
         raise ValueError(
             f"another process is at work in {folder}; wait for it, or choose another folder"

@@ -10,9 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from multiprocessing.process import BaseProcess
-from typing import TypeVar
-
-import torch.distributed as dist
+from typing import Protocol, TypeVar
 
 
 def end_with_parent() -> None:
@@ -45,13 +43,28 @@ def interrupt_workers() -> None:
 
 T = TypeVar("T")
 R = TypeVar("R")
-_sharing: ContextVar[bool] = ContextVar("sharing", default=False)
+
+
+class Sharers(Protocol):
+    """The processes that share work, and the number of this one among them."""
+
+    @property
+    def rank(self) -> int: ...  # noqa: D102
+
+    @property
+    def size(self) -> int: ...  # noqa: D102
+
+    def gather(self, value: T) -> list[T]:
+        """Return the values of all processes, by rank."""
+
+
+_sharing: ContextVar[Sharers | None] = ContextVar("sharing", default=None)
 
 
 @contextmanager
-def sharing() -> Iterator[None]:
-    """Share work among the processes of torch.distributed, if any; every process must enter this."""
-    token = _sharing.set(dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1)
+def sharing(processes: Sharers) -> Iterator[None]:
+    """Share work among processes; every one of them must enter this."""
+    token = _sharing.set(processes)
     try:
         yield
     finally:
@@ -60,7 +73,8 @@ def sharing() -> Iterator[None]:
 
 def sharers() -> int:
     """Return how many processes share the work."""
-    return dist.get_world_size() if _sharing.get() else 1
+    processes = _sharing.get()
+    return processes.size if processes else 1
 
 
 def each(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
@@ -69,10 +83,10 @@ def each(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
     >>> each(len, ["one", "three"])
     [3, 5]
     """
-    if sharers() == 1:
+    processes = _sharing.get()
+    if processes is None or processes.size == 1:
         return [work(item) for item in items]
-    rank, size = dist.get_rank(), dist.get_world_size()
+    rank, size = processes.rank, processes.size
     own = [work(item) for number, item in enumerate(items) if number % size == rank]
-    parts: list[list[R]] = [[] for _ in range(size)]
-    dist.all_gather_object(parts, own)
+    parts = processes.gather(own)
     return [parts[number % size][number // size] for number in range(sum(map(len, parts)))]

@@ -43,6 +43,10 @@ def report_errors() -> Iterator[None]:
     except BrokenExecutor:
         text = WORKER_DIED
     except RuntimeError as error:
+        # of a verb that processes share; after training, it was reported before
+        if isinstance(error, training_failures.LostProcessError):
+            print(f"diffwindow: {error}", file=sys.stderr)
+            sys.exit(error.code)
         # torch has no exception class for its CPU allocator
         if "can't allocate memory" not in str(error) and "out of memory" not in str(error):
             raise
@@ -108,7 +112,7 @@ def report_training_errors() -> Iterator[None]:
             yield
     except training_failures.TrainingError as error:
         print(f"diffwindow: {error}", file=sys.stderr)
-        sys.exit(1)
+        sys.exit(error.code)
     except training_failures.Interrupted as interruption:
         if os.environ.get("RANK", "0") == "0":
             print(f"diffwindow: {interruption}", file=sys.stderr)

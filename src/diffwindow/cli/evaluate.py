@@ -165,7 +165,7 @@ def _evaluate_runs(
         report_interrupt("nothing was scored"),
         # ranks exchange texts and numbers here, never tensors on a GPU
         training_distributed.connected("cpu") as world,
-        processes.sharing(),
+        processes.sharing(world),
         show_progress(wanted=world.main) as progress,
         ExitStack() as stack,
     ):

@@ -58,7 +58,7 @@ def translate(
         report_interrupted_output(output),
         # ranks exchange texts and numbers here, never tensors on a GPU
         training_distributed.connected("cpu") as world,
-        processes.sharing(),
+        processes.sharing(world),
         ExitStack() as stack,
     ):
         with world.together():

@@ -7,7 +7,7 @@ import secrets
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -16,9 +16,23 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-# rank 0 validates and prepares data while the others wait
-PATIENCE = timedelta(hours=2)
+from diffwindow.training.failures import (
+    LostProcessError,
+    StopRequest,
+    TrainingError,
+    first_sentence,
+    is_lost_peer,
+)
+from diffwindow.training.watch import Store, Watch, open_sockets, shut_down
+
+# train.timeout_seconds unless it is set
+TIMEOUT_SECONDS = 120.0
+# a collective may take longer than a process may be silent, so that a lost one is named first
+MARGIN_SECONDS = 10.0
+# processes meet when the slowest is there: the watch ends that wait, not a timeout
+MEETING = timedelta(days=30)
 APPEARING_SECONDS = 5.0
 T = TypeVar("T")
 
@@ -30,24 +44,80 @@ class World:
     rank: int = 0
     size: int = 1
     device: str = "cpu"
+    watch: Watch | None = None
+    # the gloo group in which processes meet
+    meeting: dist.ProcessGroup | None = None
 
     @property
     def main(self) -> bool:
         """Return whether this is rank 0, the process that writes."""
         return self.rank == 0
 
+    @contextmanager
+    def bounded(self) -> Iterator[None]:
+        """Raise LostProcessError, which names the host, if a collective inside the context fails.
+
+        Every collective is in such a context. It fails if a process ends, if one is silent for
+        train.timeout_seconds, or if a signal came and the others do not answer.
+        """
+        try:
+            yield
+        except RuntimeError as error:
+            if self.watch is None or isinstance(error, TrainingError) or not is_lost_peer(error):
+                raise
+            raise LostProcessError(self.watch.explain(first_sentence(str(error)))) from error
+
+    def meet(self) -> None:
+        """Wait for all processes, however long they take while they are alive."""
+        if self.size == 1:
+            return
+        with self.bounded():
+            work = dist.all_reduce(torch.zeros(1), group=self.meeting, async_op=True)
+            pause = 0.001
+            # asleep in Python, where a signal is handled
+            while not work.is_completed():
+                time.sleep(pause)
+                pause = min(2 * pause, 0.1)
+            work.wait()
+
+    def now(self, what: str) -> None:
+        """Let the other processes know how far this one is, in case that it is lost."""
+        if self.watch:
+            self.watch.now = what
+
+    def doing(self, what: str) -> AbstractContextManager[None]:
+        """Do something inside the context that the other processes wait for, and let them know what."""
+        return self.watch.doing(what) if self.watch else nullcontext()
+
+    def heeding(self, request: StopRequest) -> AbstractContextManager[None]:
+        """Let a signal to any process stop all of them, also while they wait for each other."""
+        return self.watch.heeding(request) if self.watch else nullcontext()
+
     def total(self, tensor: Tensor) -> Tensor:
         """Sum a tensor over all processes, in place."""
         if self.size > 1:
-            dist.all_reduce(tensor)
+            with self.bounded():
+                dist.all_reduce(tensor)
         return tensor
 
     def broadcast(self, value: T) -> T:
         """Return rank 0's value in all processes."""
         values = [value]
         if self.size > 1:
-            dist.broadcast_object_list(values, 0)
+            self.meet()
+            with self.bounded():
+                dist.broadcast_object_list(values, 0)
         return values[0]
+
+    def gather(self, value: T) -> list[T]:
+        """Return the values of all processes, by rank."""
+        if self.size == 1:
+            return [value]
+        values: list[T] = [value] * self.size
+        self.meet()
+        with self.bounded():
+            dist.all_gather_object(values, value)
+        return values
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -57,12 +127,9 @@ class World:
             yield
         except (ValueError, OSError) as error:
             problem = error
-        if self.size > 1:
-            problems: list[str | None] = [None] * self.size
-            dist.all_gather_object(problems, None if problem is None else str(problem))
-            for rank, sentence in enumerate(problems):
-                if problem is None and sentence is not None:
-                    raise ValueError(f"process {rank} of {self.size}: {sentence}")
+        for rank, sentence in enumerate(self.gather(None if problem is None else str(problem))):
+            if problem is None and sentence is not None:
+                raise ValueError(f"process {rank} of {self.size}: {sentence}")
         if problem is not None:
             raise problem
 
@@ -118,17 +185,47 @@ def pick_device(name: str, local_rank: int = 0) -> str:
 
 
 @contextmanager
-def connected(device: str) -> Iterator[World]:
+def connected(device: str, timeout_seconds: float = TIMEOUT_SECONDS) -> Iterator[World]:
     """Join the processes that torchrun started, if any, and yield the world."""
     size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     place = pick_device(device, int(os.environ.get("LOCAL_RANK", "0")))
-    if place.startswith("cuda"):
+    on_gpu = place.startswith("cuda")
+    if on_gpu:
         torch.cuda.set_device(place)
     if size == 1:
         yield World(device=place)
         return
-    dist.init_process_group("nccl" if place.startswith("cuda") else "gloo", timeout=PATIENCE)
+    before = open_sockets()
+    # a collective waits for the slowest process; if that is lost, the watch says so first
+    timeout = timedelta(seconds=timeout_seconds + MARGIN_SECONDS)
+    dist.init_process_group("nccl" if on_gpu else "gloo", timeout=timeout)
+    meeting = dist.new_group(backend="gloo", timeout=MEETING)
+    connections = open_sockets() - before
+
+    def cut() -> bool:
+        shut_down(connections)
+        # NCCL has connections of its own
+        return not on_gpu
+
+    watch = Watch(_open_store(meeting, timeout), rank, size, timeout_seconds, cut)
+    left = ""
     try:
-        yield World(rank, size, place)
+        yield World(rank, size, place, watch, meeting)
+    except BaseException as error:
+        left = first_sentence(str(error)) or type(error).__name__
+        raise
     finally:
+        watch.close(left)
+        if left:
+            # threads that wait for a lost process would not end
+            cut()
         dist.destroy_process_group()
+
+
+def _open_store(meeting: dist.ProcessGroup, timeout: timedelta) -> Store:
+    """Connect to the store of the rendezvous, under a prefix that no earlier start of the run used."""
+    prefix = [secrets.token_hex(8)]
+    dist.broadcast_object_list(prefix, 0, group=meeting)
+    place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store: Store = PrefixStore(f"watch/{prefix[0]}", TCPStore(*place, timeout=timeout))
+    return store

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import math
+import os
 import re
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -16,8 +17,20 @@ import torch
 _STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO)
 
 
+# the exit code after another process was lost: EX_TEMPFAIL of sysexits.h, "try again later"
+LOST_CODE = 75
+
+
 class TrainingError(RuntimeError):
-    """A run cannot continue; the message says why."""
+    """A run cannot continue; the message says why, and `code` is the exit code of the process."""
+
+    code = 1
+
+
+class LostProcessError(TrainingError):
+    """Another process of the run is lost; the message names its host. The same command goes on."""
+
+    code = LOST_CODE
 
 
 class Interrupted(Exception):  # noqa: N818
@@ -89,14 +102,23 @@ class StopRequest:
     def __init__(self) -> None:
         self.signal = 0
         self._at_once = False
+        # another process may get its signal a moment earlier, so that this one gets it twice
+        self._relayed = False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal."""
-        if self.signal:
+        if self.signal and not self._relayed:
             raise KeyboardInterrupt
+        self._relayed = self._relayed and not self.signal
         self.signal = number
         if self._at_once:
             raise StopNowError
+
+    def relay(self, number: int) -> None:
+        """Send this process a signal that another process of the run got."""
+        if not self.signal and not self._relayed:
+            self._relayed = True
+            os.kill(os.getpid(), number)
 
     @contextmanager
     def at_once(self) -> Iterator[None]:

@@ -16,6 +16,7 @@ from typing import Any, Self
 
 import torch
 from torch import nn
+from torch.distributed import is_torchelastic_launched
 
 import diffwindow
 from diffwindow.console import lossy_stderr
@@ -56,7 +57,7 @@ from diffwindow.view.figures import draw_curves
 # keys that may change when a run resumes: none of them changes an update that is already made
 FREE = (
     *("train.max_updates", "train.save_every", "train.keep_last", "train.patience"),
-    *("train.device", "train.accumulate", "train.compile", "data.path"),
+    *("train.device", "train.accumulate", "train.compile", "train.timeout_seconds", "data.path"),
 )
 PACKAGES = ("torch", "numpy", "tokenizers", "safetensors", "sacrebleu", "pydantic")
 
@@ -238,14 +239,20 @@ def train(
     Progress is shown on stderr unless `progress` is given; only rank 0 shows it.
     """
     folder = Path(folder)
-    with lossy_stderr(), connected(config.train.device) as world, ExitStack() as stack:
+    with (
+        lossy_stderr(),
+        connected(config.train.device, config.train.timeout_seconds) as world,
+        ExitStack() as stack,
+    ):
         progress = progress or stack.enter_context(show_progress()) if world.main else SILENT
         with world.together():
             # before a long preparation, not after it
             pick_precision(config.train.precision, world.device)
             # rank 0 prepares and verifies what the others open
             if world.main:
-                stack.enter_context(_lock_folder(folder))
+                # after a restart, a process of the start before may still have to notice the loss
+                wait = config.train.timeout_seconds if is_torchelastic_launched() else 0.0
+                stack.enter_context(_lock_folder(folder, wait))
                 run = Run.start(folder, config, resume=resume)
                 run.prepare_store(progress=progress)
                 prepared = run.open_store()
@@ -275,11 +282,11 @@ def train(
 
 
 @contextmanager
-def _lock_folder(folder: Path) -> Iterator[None]:
+def _lock_folder(folder: Path, wait: float) -> Iterator[None]:
     """Make the run folder, and keep other runs out of it; leave no trace of a run that is refused."""
     before = {path.name for path in folder.iterdir()} if folder.is_dir() else None
     make_folder(folder)
-    with lock_folder(folder):
+    with lock_folder(folder, wait=wait):
         try:
             yield
         except (ValueError, OSError):

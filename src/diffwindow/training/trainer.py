@@ -22,11 +22,10 @@ from diffwindow.training.config import LOG, MODEL, TrainConfig
 from diffwindow.training.distributed import World
 from diffwindow.training.failures import (
     Interrupted,
+    LostProcessError,
     StopNowError,
     StopRequest,
     TrainingError,
-    first_sentence,
-    is_lost_peer,
     stop_on_signals,
     translate_exceptions,
 )
@@ -107,6 +106,7 @@ class Trainer(Generic[B]):
         with (
             translate_exceptions(self._config.max_tokens, self._checkpoints.last.last_good),
             stop_on_signals(self._stop),
+            self._world.heeding(self._stop),
         ):
             self._checkpoints.remove_leftovers()
             position = self._restore()
@@ -117,11 +117,12 @@ class Trainer(Generic[B]):
                 )
             if warning := short_of_warmup(self._config):
                 self._progress.note(warning)
-            with self._logging(position):
+            with self._logging(position), self._saving_if_lost():
                 if self._state.must_validate(self._config):
                     self._validate()
                     self._save(again=True)
                     self._prune()
+                    self._world.meet()
                 if not self._done:
                     self._loop()
                 self._state.check_learned(self._config)
@@ -151,18 +152,24 @@ class Trainer(Generic[B]):
 
     def _loop(self) -> None:
         self._stopwatch = Stopwatch()
+        with BatchLoader(self._task, self._sampler, self._world, self._config.accumulate) as loader:
+            while not self._done:
+                self._update(next(loader))
+                self._stop_if_asked()
+
+    @contextmanager
+    def _saving_if_lost(self) -> Iterator[None]:
+        """Save if another process is lost inside the context; a signal that came is then why the run ends."""
         try:
-            with BatchLoader(self._task, self._sampler, self._world, self._config.accumulate) as loader:
-                while not self._done:
-                    self._update(next(loader))
-                    self._stop_if_asked()
-        except RuntimeError as error:
-            if self._world.size == 1 or not is_lost_peer(error):
-                raise
-            # the state is still that of the last whole update
-            self._save()
-            reason, good = first_sentence(str(error)), self._checkpoints.last.last_good()
-            raise TrainingError(f"another process of the run ended ({reason}); {good}") from error
+            yield
+        except LostProcessError as error:
+            # NCCL may have changed the weights before it reported the failure
+            if not self._world.device.startswith("cuda"):
+                # the state is still that of the last whole update
+                self._save()
+                if self._stop.signal:
+                    raise self._interruption(self._stop.signal) from error
+            raise LostProcessError(f"{error}; {self._checkpoints.last.last_good()}") from error
 
     def _update(self, work: UpdateBatches[B]) -> None:
         """Make one update; log, validate and save when it is time."""
@@ -170,6 +177,7 @@ class Trainer(Generic[B]):
         update = state.update + 1
         logging = update % config.log_every == 0
         self._model.train()
+        self._world.now(f"making update {update}")
         state.advance(self._updater(update, work, measure=logging), work)
         self._stopwatch.count()
         if state.skipped_in_a_row >= MAX_SKIPPED:
@@ -185,6 +193,7 @@ class Trainer(Generic[B]):
         if state.must_save(config):
             self._save()
             self._prune()
+            self._world.meet()
 
     def _stop_if_asked(self) -> None:
         """Save and raise Interrupted if a signal asked any process to stop."""
@@ -235,10 +244,15 @@ class Trainer(Generic[B]):
         """
         state, config = self._state, self._config
         with self._stopwatch.pause():
-            value, bad, stopped = self._world.broadcast(self._watched_value())
+            metrics, stopped = self._world.broadcast(self._metrics_unless_stopped())
         if stopped:
             self._save()
             raise self._interruption(stopped)
+        # after all processes have the metrics: a run that resumes without them validates again
+        if self._logs is not None:
+            self._logs.write("valid", state.update, metrics)
+            self._progress.note(f"update {state.update}: validation {format_metrics(metrics)}")
+        value, bad = metrics[config.watch], not all_finite(metrics)
         state.validated = state.update
         if bad:
             if config.on_bad_loss == "stop":
@@ -252,17 +266,15 @@ class Trainer(Generic[B]):
         if self._world.main and config.final == "best" and state.best.update == state.update:
             self._checkpoints.best.save(state.update, self._save_model, {"update": state.update})
 
-    def _watched_value(self) -> tuple[float, bool, int]:
-        """Validate in rank 0; return the watched metric, if any is not finite, and the signal that came."""
+    def _metrics_unless_stopped(self) -> tuple[Metrics, int]:
+        """Validate in rank 0; return the metrics, or else the signal that stopped the validation."""
         if self._logs is None:
-            return 0.0, False, 0
+            return {}, 0
         try:
-            metrics = self._metrics()
+            with self._world.doing(f"validating update {self._state.update}"):
+                return self._metrics(), 0
         except StopNowError:
-            return 0.0, False, self._stop.signal
-        self._logs.write("valid", self._state.update, metrics)
-        self._progress.note(f"update {self._state.update}: validation {format_metrics(metrics)}")
-        return metrics[self._config.watch], not all_finite(metrics), 0
+            return {}, self._stop.signal
 
     def _metrics(self) -> Metrics:
         """Validate the model as it is; raise StopNowError as soon as a signal comes."""
@@ -280,7 +292,8 @@ class Trainer(Generic[B]):
         if self._logs is None or (self._state.update in self._checkpoints.last.updates() and not again):
             return
         self._check_losses()
-        self._checkpoints.save(self._state, self._updater, self._save_model, self._logs.position())
+        with self._world.doing(f"writing update {self._state.update}"):
+            self._checkpoints.save(self._state, self._updater, self._save_model, self._logs.position())
 
     def _prune(self) -> None:
         self._checkpoints.prune(self._state.best.update)
@@ -290,7 +303,8 @@ class Trainer(Generic[B]):
         stopped = 0
         if self._logs is not None:
             try:
-                self._write_final_model(self._logs)
+                with self._world.doing("writing the final model"):
+                    self._write_final_model(self._logs)
             except StopNowError:
                 stopped = self._stop.signal
         if stopped := self._world.broadcast(stopped):

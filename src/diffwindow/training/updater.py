@@ -246,7 +246,10 @@ class Updater(Generic[B]):
             seed_batch(self._config.seed, update, number * self._world.size + self._world.rank)
             last = number == len(work.batches) - 1
             # synchronise once, with the gradients of the last batch
-            with self._parallel.no_sync() if self._parallel and not last else nullcontext():
+            with (
+                self._world.bounded(),
+                self._parallel.no_sync() if self._parallel and not last else nullcontext(),
+            ):
                 total: Tensor = self._objective(batch.to(self._world.device))
                 self.scaler.scale(total * scale.to(total.dtype)).backward()
             losses.append(total.detach().to(self._exact))
