@@ -43,3 +43,11 @@ class KeyCache:
             self.spare = self.buffer.new_empty(shape)
         chosen = torch.index_select(self.buffer, 0, rows, out=self.spare[: len(rows)])
         self.buffer, self.spare = chosen, self.buffer
+
+    def move(self, rows: Int[Tensor, " n"], sources: Int[Tensor, " n"], places: Int[Tensor, " n"]) -> None:
+        """Overwrite the keys at these places of `rows` with those of the rows `sources`."""
+        if self.buffer is None:
+            return
+        capacity, width = self.buffer.shape[1:]
+        flat = self.buffer.view(-1, width)
+        flat.index_copy_(0, rows * capacity + places, flat.index_select(0, sources * capacity + places))

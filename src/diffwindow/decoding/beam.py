@@ -18,6 +18,7 @@ from diffwindow.decoding.search import (
     log_partition,
     search,
 )
+from diffwindow.kernels import ranking
 
 
 def decode(
@@ -59,6 +60,6 @@ def find_best_continuations(
     is ranked once per hypothesis and its log-probabilities are never all written out.
     """
     total = log_partition(step.logits)
-    top, tokens = forbid(step).topk(min(count, step.logits.shape[-1]))
+    top, tokens = ranking.topk(forbid(step), min(count, step.logits.shape[-1]))
     # a rounding error above zero would break the bound, which relies on log p ≤ 0
     return (top - total).clamp(max=0.0), tokens

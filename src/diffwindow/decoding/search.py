@@ -12,6 +12,7 @@ from torch import Tensor
 from diffwindow.decoding import Decoding
 from diffwindow.decoding.ensemble import Ensemble
 from diffwindow.functional import at_least_fp32
+from diffwindow.kernels import ranking
 from diffwindow.models.language_model import LanguageModel
 from diffwindow.models.translator import Translator
 from diffwindow.special_tokens import BOS, EOS, PAD
@@ -216,7 +217,7 @@ def search(
 
 def log_partition(logits: Float[Tensor, "s w v"]) -> Float[Tensor, "s w 1"]:
     """Return log Σ exp(logits) over all tokens, so that log-probabilities are never renormalised."""
-    return at_least_fp32(logits).logsumexp(-1, keepdim=True)
+    return ranking.logsumexp(at_least_fp32(logits))
 
 
 def forbid(step: Step) -> Float[Tensor, "s w v"]:
