@@ -94,8 +94,8 @@ class Int8Linear(nn.Module):
             raise ValueError(_NOT_TRAINED)
         return self
 
-    def state_dict(self, *_: Any, **__: Any) -> dict[str, Any]:
-        """Raise: rounded weights in a file would pass for the model's."""
+    def _save_to_state_dict(self, *_: Any) -> None:
+        # rounded weights in a file would pass for the model's
         raise ValueError("weights of eight bits are not saved; save the model that they were made from")
 
     def extra_repr(self) -> str:
