@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from diffwindow.cli import app
+from diffwindow.data.store import read_manifest
 from diffwindow.evaluation import evaluate as evaluation
 from diffwindow.evaluation.intervals import gain_interval
 from diffwindow.reproduce import figures, jobs
@@ -27,7 +28,7 @@ from diffwindow.reproduce.jobs import (
 from diffwindow.reproduce.report import FIGURE, JSON, PICTURES, REPORT, markdown, write_report
 from diffwindow.reproduce.scales import scale_of
 from diffwindow.reproduce.tables import table_of
-from diffwindow.tasks.metrics import accuracy_of, load_outcomes, save_outcomes
+from diffwindow.tasks.metrics import accuracy_of, bleu_of, load_outcomes, save_outcomes
 
 SMOKE = scale_of("smoke")
 
@@ -242,6 +243,24 @@ def _outcome(job, value, problem=None):
     metrics["windows"] = [fit, fit]
     result = {"value": value, "valid": value, "parameters": 1000, "metrics": metrics}
     return FinishedJob(job, None if problem else result, problem)
+
+
+def test_tokenised_bleu_is_the_column_and_sacrebleu_stands_beside_it(tmp_path):
+    tokenised = replace(SMOKE, metrics={"en-de": "bleu_compound_split"})
+    table = tokenised.apply(table_of("table3")).choose([], ["Global"])
+    (job,) = jobs_of(table, tokenised, (1,), tmp_path)
+    job = replace(job, experiment=replace(job.experiment, moses=True), store=tmp_path / "data/moses")
+    make_stores([job], None)
+    assert read_manifest(job.store).settings.moses == {"source": "en", "target": "en"}
+    assert run(job) is None, (job.folder / "output.txt").read_text()
+    result = json.loads((job.folder / RESULT).read_text(encoding="utf-8"))
+    assert result["value"] == result["metrics"]["bleu_compound_split"]["value"]
+    totals = load_outcomes(job.folder / OUTCOMES)["test"].sum(0, dtype=float)
+    assert float(bleu_of(totals, smooth=False)) == pytest.approx(result["value"])
+    text = markdown(findings(table, tokenised, done_before([job]), "…"))
+    assert "tokenised BLEU, compounds split, more is better" in text
+    assert f"| 1 | {result['metrics']['bleu']['value']:.2f} |" in text
+    assert "| seeds | sacreBLEU |" in text
 
 
 def test_the_parameters_of_the_paper_stand_beside_ours(tmp_path):

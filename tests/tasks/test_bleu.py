@@ -5,6 +5,7 @@ import pytest
 import sacrebleu
 
 from diffwindow.tasks.metrics import (
+    METRICS,
     bleu_of,
     bleu_terms,
     paired_bootstrap,
@@ -83,6 +84,18 @@ def test_compound_splitting_rewards_half_a_compound():
     scores = translation_scores(["ein rot-weißes Hemd hier"], ["ein blau-weißes Hemd hier"], language="de")
     assert scores["bleu_compound_split"].value > 0
     assert scores["bleu_tokenized"].value == 0
+
+
+@pytest.mark.parametrize("way", ["bleu", "bleu_tokenized", "bleu_compound_split"])
+def test_terms_of_sentences_give_the_score_of_each_way(way):
+    terms = bleu_terms(HYPOTHESES, REFERENCES, language="de", way=way)
+    score = translation_scores(HYPOTHESES, REFERENCES, language="de")[way].value
+    assert METRICS[way].compute(terms.sum(0, dtype=float)) == pytest.approx(score)
+
+
+def test_tokenised_terms_need_a_language():
+    with pytest.raises(ValueError, match="bleu_tokenized needs the rules of a language with spaces"):
+        bleu_terms(HYPOTHESES, REFERENCES, language=None, way="bleu_tokenized")
 
 
 def test_bootstrap_of_a_system_with_itself_sees_no_difference():

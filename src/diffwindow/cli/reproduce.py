@@ -54,7 +54,7 @@ def reproduce(
         return
 
     chosen_scale = reproduce_scales.scale_of(scale)
-    full_table = chosen_scale.title_of(reproduce_tables.table_of(table))
+    full_table = chosen_scale.apply(reproduce_tables.table_of(table))
     scaled_table = full_table.at(chosen_scale.experiments)
     if not columns and not scaled_table.columns:
         scales = reproduce_scales.SCALES.items()

@@ -41,6 +41,12 @@ class Evaluation:
     references: list[str] = field(default_factory=list)
     language: str | None = None
 
+    def terms_of(self, metric: str) -> Terms:
+        """Return the terms of a metric, which may be another way of BLEU than `terms` are of."""
+        if metric not in ("bleu_tokenized", "bleu_compound_split"):
+            return self.terms
+        return bleu_terms(self.hypotheses, self.references, language=self.language, way=metric)
+
 
 def evaluate_model(
     trained: ModelFolder, task: StoreTask[Any], split: str, decoding: Decoding, *, progress: Progress = SILENT

@@ -92,6 +92,7 @@ def _column(table: Table, column: Column, finished: Sequence[FinishedJob]) -> Fi
         "column": column.name,
         "title": column.title,
         "metric": column.metric,
+        "beside": list(column.beside),
         "split": column.split,
         "further": column not in table.columns,
         "model": _evaluated_model(resolve(experiment.preset, experiment.overrides).train),
@@ -145,6 +146,10 @@ def _row(
         "by_seed": {str(seed): own[seed] for seed in sorted(own)},
         "ours": asdict(summary(list(own.values()))) if own else None,
         "valid": asdict(summary([result["valid"] for result in by_seed.values()])) if own else None,
+        "beside": {
+            name: fmean(METRICS[name].score(one) for one in metrics) if own else None
+            for name in column.beside
+        },
         "gain": asdict(gain) if gain else None,
         "interval": asdict(interval) if interval else None,
         "verdict": _verdict(gain, interval, paper_gain) if paper_gain is not None and own else None,

@@ -141,8 +141,8 @@ def _run(job: Job) -> Result:
         with use_window_rule(trained.model, rule):
             by_rule[rule] = evaluate_model(trained, task, job.column.split, decoding)
     metrics = {split: evaluation.metrics for split, evaluation in evaluations.items()}
-    terms = {split: evaluation.terms for split, evaluation in evaluations.items()}
-    terms |= {_rule_name(job, rule): evaluation.terms for rule, evaluation in by_rule.items()}
+    named = evaluations | {_rule_name(job, rule): evaluation for rule, evaluation in by_rule.items()}
+    terms = {name: evaluation.terms_of(job.column.metric) for name, evaluation in named.items()}
     save_outcomes(job.folder / OUTCOMES, terms)
     score = METRICS[job.column.metric].score
     return {
@@ -194,21 +194,24 @@ def make_store(
 def _check_store(experiment: Experiment, data: Path) -> None:
     """Raise unless a store holds the corpus, vocabulary and share of rows of an experiment."""
     settings = read_manifest(data).settings
-    size = experiment.vocab_size or corpus_of(experiment.corpus_name).vocabulary.size
-    wanted = (experiment.corpus_name, size, experiment.kept)
+    corpus = corpus_of(experiment.corpus_name)
+    size = experiment.vocab_size or corpus.vocabulary.size
+    wanted = (experiment.corpus_name, size, experiment.kept, experiment.moses or corpus.moses)
     actual_size = settings.vocabulary and settings.vocabulary.size
-    actual = (settings.corpus, actual_size, settings.variant.get("kept", 1000))
+    actual = (settings.corpus, actual_size, settings.variant.get("kept", 1000), bool(settings.moses))
     if actual != wanted:
         raise ValueError(
             f"{data} holds {actual[0]} with a vocabulary of {actual[1] or 'all words'} and {actual[2]} ‰ of "
-            f"its rows, but {experiment.store_name} is wanted; give a folder with the raw files"
+            f"its rows, {'' if actual[3] else 'not '}tokenised by Moses, but {experiment.store_name} is "
+            "wanted; give a folder with the raw files"
         )
 
 
 def recipe(experiment: Experiment, data: Path | None) -> Recipe:
     """Return the recipe of an experiment: its corpus, vocabulary and share of the training rows."""
     base = recipe_of(experiment.corpus_name, data, rows=experiment.rows)
-    base = replace(base, task=experiment.task or base.task).adjust(vocab_size=experiment.vocab_size)
+    base = replace(base, task=experiment.task or base.task)
+    base = base.adjust(vocab_size=experiment.vocab_size, moses="auto" if experiment.moses else None)
     if experiment.kept == 1000:
         return base
     kept = base.splits["train"].share(text_fields(base.task)[0], range(experiment.kept))

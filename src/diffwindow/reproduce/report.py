@@ -125,6 +125,7 @@ def _cells(
     cells[f"ours ({scale})"] = _number(ours["mean"]) if ours else "not run"
     cells["deviation"] = _number(ours["deviation"]) if ours else ""
     cells["seeds"] = str(ours["count"]) if ours else "0"
+    cells |= {_beside(name): _number(value) for name, value in row["beside"].items()}
     if tested:
         cells["validation"] = _number(row["valid"] and row["valid"]["mean"])
     if published:
@@ -136,6 +137,11 @@ def _cells(
     if published:
         cells["the paper's sign"] = row["verdict"] or ""
     return cells
+
+
+def _beside(name: str) -> str:
+    """Name a metric that stands beside that of the column; `bleu` alone would say little there."""
+    return "sacreBLEU" if name == "bleu" else METRICS[name].title
 
 
 def _groups(column: Finding, by: str) -> str:

@@ -42,7 +42,8 @@ class Column:
     """A corpus and the metric of its test set; `name` is a key of each scale.
 
     A column for choosing hyperparameters has the split "valid"; its rows never read the test set. `also` are
-    further test sets, where a corpus has them: the same models are evaluated on each.
+    further test sets, where a corpus has them: the same models are evaluated on each. The means of the
+    metrics in `beside` are shown too.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Column:
     metric: str
     split: str = "test"
     also: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
 
     @property
     def further(self) -> tuple[Column, ...]:

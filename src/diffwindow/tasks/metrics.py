@@ -7,7 +7,7 @@ import re
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -66,17 +66,18 @@ def perplexity_of(totals: Array) -> Array:
     return np.exp(np.minimum(totals[..., 0] / totals[..., 1], 700.0))
 
 
-def bleu_of(totals: Array) -> Array:
+def bleu_of(totals: Array, *, smooth: bool = True) -> Array:
     """Return corpus BLEU, from totals of (length, reference's length, 4 matches, 4 n-grams).
 
-    Orders without a match are smoothed as in sacreBLEU ("exp"): the first counts 1/2, the next 1/4, …
+    Orders without a match are smoothed as in sacreBLEU ("exp"): the first counts 1/2, the next 1/4, …;
+    without smoothing, as in multi-bleu.perl, the score is 0.
     """
     length, reference, matches, ngrams = totals[..., 0], totals[..., 1], totals[..., 2:6], totals[..., 6:]
     smoothed = np.where(matches == 0, 0.5 ** np.cumsum(matches == 0, axis=-1), matches)
     # a text too short for an order has none of its n-grams, and scores 0 below
     precision = np.exp(np.log(smoothed / np.maximum(ngrams, 1)).mean(-1))
     brevity = np.exp(np.minimum(1.0 - reference / np.maximum(length, 1), 0.0))
-    scored = (ngrams > 0).all(-1) & (matches > 0).any(-1)
+    scored = (ngrams > 0).all(-1) & ((matches > 0).any(-1) if smooth else (matches > 0).all(-1))
     return np.where(scored, 100.0 * brevity * precision, 0.0)
 
 
@@ -122,6 +123,10 @@ class Metric:
         return self.scale * float(value["value"] if isinstance(value, dict) else value)
 
 
+_BLEU = Metric(
+    "bleu", "BLEU", more_is_better=True, compute=bleu_of, curve=("perplexity", "perplexity by token")
+)
+_PLAIN_BLEU = partial(bleu_of, smooth=False)
 METRICS = {
     metric.name: metric
     for metric in (
@@ -129,8 +134,10 @@ METRICS = {
         Metric("nll", "−log p by token"),
         Metric("perplexity", "perplexity by word", compute=perplexity_of, log_scale=True),
         Metric("accuracy", "accuracy, %", more_is_better=True, compute=accuracy_of, scale=100.0),
-        Metric(
-            "bleu", "BLEU", more_is_better=True, compute=bleu_of, curve=("perplexity", "perplexity by token")
+        _BLEU,
+        replace(_BLEU, name="bleu_tokenized", title="tokenised BLEU", compute=_PLAIN_BLEU),
+        replace(
+            _BLEU, name="bleu_compound_split", title="tokenised BLEU, compounds split", compute=_PLAIN_BLEU
         ),
     )
 }
@@ -224,12 +231,16 @@ def translation_scores(
 
 
 def bleu_terms(
-    hypotheses: Sequence[str], references: Sequence[str], *, language: str | None
+    hypotheses: Sequence[str], references: Sequence[str], *, language: str | None, way: str = "bleu"
 ) -> NDArray[np.int32]:
-    """Return what each sentence adds to `bleu`: lengths, matches and n-grams, for `bleu_of`."""
-    both = _compose(hypotheses, references)
+    """Return what each sentence adds to a way of BLEU: lengths, matches and n-grams, for `bleu_of`."""
+    ways = _ways(language)
+    if way not in ways:
+        raise ValueError(f"{way} needs the rules of a language with spaces, and the target's is {language}")
+    both = [list(map(ways[way].rewrite, texts)) for texts in _compose(hypotheses, references)]
     # the option changes only the score of a sentence, which is not used, and keeps sacreBLEU from warning
-    metric = BLEU(effective_order=True, tokenize=_UNSPACED.get(language or ""))
+    tokenize = _UNSPACED.get(language or "") if way == "bleu" else "none"
+    metric = BLEU(effective_order=True, tokenize=tokenize, force=way != "bleu")
     scores: Any = [metric.sentence_score(one, [reference]) for one, reference in zip(*both, strict=True)]
     rows = [[one.sys_len, one.ref_len, *one.counts, *one.totals] for one in scores]
     return np.array(rows, np.int32).reshape(-1, 10)
