@@ -44,8 +44,8 @@ export function leftward(sums, { first }) {
  *
  * The paper's window counts two boundaries in one segment (of one key or more) twice; "exact" subtracts
  * that case once, so that M is the probability that a key lies between the boundaries; "ordered" has no
- * window where the left boundary is behind the right (Eq. 6). M below the
- * tolerance is set to 0, and then M of the `sinks`, keys from the first up to before the second, to 1.
+ * window where the left boundary is behind the right (Eq. 6). M below the tolerance is set to 0, and then M
+ * of the `sinks`, keys from the first up to before the second, to 1.
  */
 export function composeWindow(left, right, bounds, { expectation = "paper", tolerance = 0, sinks = [0, 0] } = {}) {
   const fLeft = rightward(left, bounds);
