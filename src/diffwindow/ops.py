@@ -77,7 +77,7 @@ SUPPORT: dict[Impl, Support] = {
     "cpu": Support(
         devices=("cpu",),
         dtypes=(torch.float32, torch.bfloat16),
-        lacks=("gradients of attn_bias", "transforms of torch.func", "window rules", "ordered boundaries"),
+        lacks=("transforms of torch.func", "window rules", "ordered boundaries"),
     ),
     "triton": Support(
         devices=("cuda",),

@@ -7,8 +7,10 @@ import torch
 from tiny import model_of, open_windows, outputs_of, plan_of, tokens
 from torch.testing import assert_close
 
+from diffwindow import use_impl
 from diffwindow.hf import add_windows, freeze_base, remove_windows, save_windows, windows_of
 from diffwindow.models.window_adapter import WindowAdapter
+from samples.kernel_marks import NEEDS_COMPILER
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -37,6 +39,19 @@ def test_gradient_checkpointing_changes_nothing(name):
     assert found.keys() == expected.keys()
     for key in expected:
         assert_close(found[key], expected[key], rtol=1e-4, atol=1e-6)
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("kind", ["AW", "MW"])
+def test_relative_biases_train_in_the_kernels(kind):
+    model = windowed("t5", kind)
+    found = {}
+    for impl in ("reference", "cpu"):
+        with use_impl(model, impl):
+            found[impl] = gradients("t5", model)
+    assert any("relative_attention_bias" in key for key in found["cpu"])
+    for key, expected in found["reference"].items():
+        assert_close(found["cpu"][key], expected, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["AW", "MW"])

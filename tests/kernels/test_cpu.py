@@ -95,13 +95,16 @@ def test_many_random_configurations():
 
 @BOTH_KINDS
 def test_the_number_of_threads_changes_no_bit(additive):
-    for heads, length in ((3, 65), (1, 257)):
-        config = Configuration(additive=additive, batch=1, heads=heads, queries=length, keys=length)
+    shapes = ((1, 3, 65, "none"), (1, 1, 257, "per query"), (5, 3, 40, "per head"), (7, 3, 20, "shared"))
+    for batch, heads, length, bias in shapes:
+        config = Configuration(
+            additive=additive, batch=batch, heads=heads, queries=length, keys=length, bias=bias
+        )
         results = []
         for threads in (1, 2, 3, 8):
             torch.set_num_threads(threads)
             try:
-                results.append(output_and_gradients(config, "cpu", torch.float32))
+                results.append(output_and_gradients(config, "cpu", torch.float32, of_bias=True))
             finally:
                 torch.set_num_threads(1)
         for result in results[1:]:

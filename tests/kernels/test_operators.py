@@ -28,14 +28,17 @@ def test_opcheck(name):
     config = CONFIGURATIONS[name]
     chosen = options(config)
     padded = (*leaves(config, config.dtype), None, None)[:9]
-    given = (*padded, chosen["attn_mask"], None, chosen["segment_origin"], torch.tensor(7))
+    bias = torch.randn(1, config.heads, config.queries, config.keys, requires_grad=True)
+    given = (*padded, chosen["attn_mask"], bias, chosen["segment_origin"], torch.tensor(7))
     arguments = (*given, config.causal, config.segment_size, False, 0.3, 0.1, "cpu")
     forward = torch.ops.diffwindow.window_attention.default
     torch.library.opcheck(forward, arguments)
     out, rows = forward(*arguments)
     plain = [x.detach() if isinstance(x, torch.Tensor) else x for x in arguments]
     backward = torch.ops.diffwindow.window_attention_backward.default
-    torch.library.opcheck(backward, (torch.ones_like(out).detach(), out.detach(), rows.detach(), *plain))
+    saved = (torch.ones_like(out).detach(), out.detach(), rows.detach())
+    for needs_bias in (True, False):
+        torch.library.opcheck(backward, (*saved, needs_bias, *plain))
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)

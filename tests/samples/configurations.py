@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from unittest.mock import patch
 
@@ -20,7 +21,10 @@ LAYOUTS = (
     "rows", "heads inside", "columns", "batch last", "padded", "sliced",
     "one head", "one column", "overlapping", "shared",
 )  # fmt: skip
-BIASES = ("none", "per head", "per key", "per query", "transposed", "hides", "lowest")
+BIAS_SHAPES = {
+    "per key": "b11k", "per query": "b1q1", "per head": "1hqk", "per head and key": "h1k", "shared": "qk",
+}  # fmt: skip
+BIASES = ("none", *BIAS_SHAPES, "transposed", "hides", "lowest")
 ORIGINS = (torch.int64, torch.int32, torch.int16)
 
 
@@ -170,16 +174,16 @@ def attention_bias(config: Configuration) -> Tensor | None:
     """Make the bias of the kind that the configuration names, as values that fp32 can hold."""
     if config.bias == "none":
         return None
-    b, h, q, k = config.batch, config.heads, config.queries, config.keys
-    shapes = {"per key": (b, 1, 1, k), "per query": (b, 1, q, 1), "per head": (1, h, q, k)}
-    bias = torch.randn(shapes.get(config.bias, (b, h, q, k)), generator=config.generator())
+    sizes = {"b": config.batch, "h": config.heads, "q": config.queries, "k": config.keys, "1": 1}
+    shape = [sizes[name] for name in BIAS_SHAPES.get(config.bias, "bhqk")]
+    bias = torch.randn(shape, generator=config.generator())
     if config.bias == "transposed":
         return bias.mT.contiguous().mT
     if config.bias == "hides":
         return bias.masked_fill(bias < 0.5, -math.inf)
     if config.bias == "lowest":
         # what some libraries add in the place of -inf; in a whole row it cancels
-        bias[:, :, : q // 2 + 1] = torch.finfo(torch.float32).min
+        bias[:, :, : config.queries // 2 + 1] = torch.finfo(torch.float32).min
     return bias
 
 
@@ -240,12 +244,18 @@ def call(inputs: list[Tensor], *, impl: str, **chosen) -> Tensor:
     return ops.window_attention(q, k, v, boundaries, local, impl=impl, **chosen)
 
 
-def output_and_gradients(config: Configuration, impl: str, dtype: torch.dtype) -> list[Tensor]:
+def output_and_gradients(
+    config: Configuration, impl: str, dtype: torch.dtype, *, of_bias: bool = False
+) -> list[Tensor]:
     """Run forward and backward; the gradient that comes in is random but the same for all."""
-    inputs = leaves(config, dtype)
-    out = call(inputs, impl=impl, **options(config))
+    inputs, chosen = leaves(config, dtype), options(config)
+    learned = list(inputs)
+    if of_bias and chosen["attn_bias"] is not None:
+        learned.append(chosen["attn_bias"].to(config.dtype).to(dtype).requires_grad_())
+        chosen["attn_bias"] = learned[-1]
+    out = call(inputs, impl=impl, **chosen)
     grad = lay_out(incoming(config).to(config.device, dtype), config.grad_layout)
-    return [out, *torch.autograd.grad(out, inputs, grad)]
+    return [out, *torch.autograd.grad(out, learned, grad)]
 
 
 def leaves(config: Configuration, dtype: torch.dtype) -> list[Tensor]:
@@ -305,11 +315,13 @@ def check(config: Configuration, impl: str = "cpu") -> None:
     its product with a scaled query or key: among few numbers eager may be exact by luck. In a normalised
     window the weights over M meet there too, large where the largest scores lie outside the window.
     """
-    exact = output_and_gradients(config, "reference", torch.float64)
+    # Triton's kernels have no gradient of the bias
+    run = partial(output_and_gradients, config, of_bias=impl == "cpu")
+    exact = run("reference", torch.float64)
     on_gpu = impl == "triton" and config.dtype != torch.float32
     with matrix_units(config.dtype) if on_gpu else nullcontext():
-        eager = output_and_gradients(config, "reference", config.dtype)
-    fused = output_and_gradients(config, impl, config.dtype)
+        eager = run("reference", config.dtype)
+    fused = run(impl, config.dtype)
     inputs = tensors(config)
     scale = min(config.widths[:4]) ** -0.5 if config.scale is None else config.scale
     factor = max(1.0, *(scale * x.abs().max().item() for x in inputs))

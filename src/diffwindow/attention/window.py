@@ -63,7 +63,7 @@ class WindowAttention(StackedAttention, WindowModule):
             softmax(s) ⊙ (1 + g(M − 1)), with g = 0 at the start, so that a window added to a trained model
             changes nothing at first. The paper has no gate.
         relative_size: Add q_i·a_{j−i}/√e to the scores, with the distance clipped at this size (the keys'
-            part of Shaw et al. 2018), for self-attention. Its gradient runs in plain PyTorch.
+            part of Shaw et al. 2018), for self-attention.
         rotary: Rotate queries and keys by their positions in self-attention, where the queries are the last
             of the keys: those of the "scores" (local ones too), of the "pointers" or "both".
         batch_first: Take and return `[b n d]`, not `[n b d]`.

@@ -44,8 +44,8 @@ ATTENTION = "=8q Qd 5q 5q 8q 2q"
 # A pair of queries and keys with width and scale.
 PAIR = "8qqd"
 # `Problem` adds flags, the segment size and the sinks (5q), the threshold (d), the segment origin (q), four
-# pairs, then ten tensors for backward.
-_BACKWARD_FIELDS = 4 * 10
+# pairs, then for backward ten tensors and the gradient of the bias with five strides.
+_BACKWARD_FIELDS = 4 * 10 + 7
 _LAYOUT = struct.Struct(ATTENTION + "5q d q" + PAIR * 4 + f"{_BACKWARD_FIELDS}q")
 
 
@@ -69,12 +69,19 @@ def forward(call: Call, out: Tensor, rows: Tensor) -> None:
     run("dw_forward", _LAYOUT, [*_problem(call, out, rows), *[0] * _BACKWARD_FIELDS])
 
 
-def backward(call: Call, grad: Tensor, out: Tensor, rows: Tensor, grads: list[Tensor]) -> None:
-    """Fill `grads`."""
+def backward(
+    call: Call, grad: Tensor, out: Tensor, rows: Tensor, grads: list[Tensor], bias: Tensor | None
+) -> None:
+    """Fill `grads`, and add the gradient of the bias to `bias`, if there is one."""
     by_name = dict(zip(call.differentiable, grads, strict=True))
     fields = [*_problem(call, out, rows), *strided(grad)]
     for name in ("q", "q_left", "q_right", "q_local", "k", "k_left", "k_right", "k_local", "v"):
         fields += strided(by_name.get(name))
+    if bias is None:
+        fields += [0] * 7
+    else:
+        steps = (0 if n == 1 else step for n, step in zip(bias.shape, bias.stride(), strict=True))
+        fields += [bias.data_ptr(), bias.shape[0], *steps]
     run("dw_backward", _LAYOUT, fields)
 
 

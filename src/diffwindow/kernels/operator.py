@@ -4,7 +4,7 @@ Schema, shapes for tracing and gradients are here. A backend is a module of this
 memory: `cpu` calls C++, `triton` launches GPU kernels. `Call.backend` names it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
@@ -73,11 +73,18 @@ class Backend(Protocol):
     def forward(self, call: Call, out: Tensor, rows: Tensor) -> None:
         """Fill the output `[b h q w]`, and `[b h q row_width]` floats for backward."""
 
-    def backward(self, call: Call, grad: Tensor, out: Tensor, rows: Tensor, grads: list[Tensor]) -> None:
-        """Fill the gradients of `call.differentiable`, in its order."""
+    def backward(
+        self, call: Call, grad: Tensor, out: Tensor, rows: Tensor, grads: list[Tensor], bias: Tensor | None
+    ) -> None:
+        """Fill the gradients of `call.differentiable`, in its order, and add those of the bias to `bias`.
+
+        That has shape `[slabs b h q k]`, zeros at first, with sizes of 1 where the bias broadcasts; the sum
+        over the slabs is the gradient.
+        """
 
 
 _NUM_DIFFERENTIABLE = Call._fields.index("attn_mask")
+_BIAS = Call._fields.index("attn_bias")
 _NUM_TENSORS = Call._fields.index("is_causal")
 
 
@@ -133,30 +140,53 @@ def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:
     return out, rows
 
 
-def _backward(grad: Tensor, out: Tensor, rows: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+def _backward(
+    grad: Tensor, out: Tensor, rows: Tensor, needs_bias: bool, *arguments: Any
+) -> tuple[Tensor, ...]:
     call = Call(*arguments)
-    grads = empty_grads(call)
+    grads, bias = empty_grads(call), _bias_slabs(call) if needs_bias else None
     # hooks on saved tensors may have changed the layout of what forward returned
     saved = (_with_dense_rows(grad), _with_dense_rows(out), rows.contiguous())
-    backend(call.backend).backward(_make_addressable(call), *saved, grads)
-    return _pad_grads(call, grads)
+    backend(call.backend).backward(_make_addressable(call), *saved, grads, bias)
+    return _pad_grads(
+        call, grads, None if bias is None else bias.sum(0).view_as(cast(Tensor, call.attn_bias))
+    )
+
+
+def _bias_slabs(call: Call) -> Tensor:
+    """Allocate what a backend adds the gradient of the bias to.
+
+    Heads that share a place of it are divided among a few slabs, so that several threads can add to it. How
+    many must not depend on the threads, on which the sum would then depend.
+    """
+    bias = cast(Tensor, call.attn_bias)
+    shape = (*[1] * (4 - bias.dim()), *bias.shape)
+    heads = call.q.shape[0] * call.q.shape[1]
+    groups = max(shape[0] * shape[1], 1)
+    slabs = max(1, min(heads // groups, -(-16 // groups)))
+    return bias.new_zeros(slabs, *shape, dtype=torch.float32)
 
 
 def _forward_shapes(*arguments: Any) -> tuple[Tensor, Tensor]:
     return empty_outputs(Call(*arguments))
 
 
-def _backward_shapes(grad: Tensor, out: Tensor, rows: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+def _backward_shapes(
+    grad: Tensor, out: Tensor, rows: Tensor, needs_bias: bool, *arguments: Any
+) -> tuple[Tensor, ...]:
     call = Call(*arguments)
-    return _pad_grads(call, empty_grads(call))
+    return _pad_grads(call, empty_grads(call), call.attn_bias if needs_bias else None)
 
 
-def _pad_grads(call: Call, grads: list[Tensor]) -> tuple[Tensor, ...]:
-    """Add empty gradients for the arguments not given.
+def _pad_grads(call: Call, grads: list[Tensor], bias: Tensor | None) -> tuple[Tensor, ...]:
+    """Add empty gradients for the arguments not given, and that of the bias, in its type, at the end.
 
     The operator returns a fixed number of tensors; torch can batch it only then.
     """
-    return (*grads, *[call.q.new_empty(0) for _ in range(_NUM_DIFFERENTIABLE - len(grads))])
+    padding = [call.q.new_empty(0) for _ in range(_NUM_DIFFERENTIABLE - len(grads))]
+    # a copy, since an operator must not return its own argument
+    last = call.q.new_empty(0) if bias is None else bias.to(cast(Tensor, call.attn_bias).dtype, copy=True)
+    return (*grads, *padding, last)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -166,14 +196,25 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 def _differentiate(ctx: Any, grad: Tensor, grad_rows: Tensor | None) -> tuple[Tensor | None, ...]:
     saved = ctx.saved_tensors
-    grads = torch.ops.diffwindow.window_attention_backward(grad, *saved, *ctx.rest)
-    num_given = len(Call(*saved[2:], *ctx.rest).differentiable)
-    return (*grads[:num_given], *[None] * (len(Call._fields) - num_given))
+    call = Call(*saved[2:], *ctx.rest)
+    needs_bias: bool = ctx.needs_input_grad[_BIAS]
+    grads = torch.ops.diffwindow.window_attention_backward(grad, *saved[:2], needs_bias, *call)
+    return _by_argument(call, grads, needs_bias=needs_bias)
+
+
+def _by_argument(
+    call: Call, grads: Sequence[Tensor | None], *, needs_bias: bool
+) -> tuple[Tensor | None, ...]:
+    """Give each argument of a call its gradient; that of the bias is the last of `grads`."""
+    by_name: dict[str, Tensor | None] = dict(zip(call.differentiable, grads, strict=False))
+    if needs_bias:
+        by_name["attn_bias"] = grads[-1]
+    return tuple(by_name.get(name) for name in Call._fields)
 
 
 def _keep_for_second(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     # the output and the rows follow from the rest, which is what is differentiated
-    grad, _, _, *arguments = inputs
+    grad, _, _, ctx.needs_bias, *arguments = inputs
     ctx.save_for_backward(grad, *arguments[:_NUM_TENSORS])
     ctx.rest = arguments[_NUM_TENSORS:]
 
@@ -186,17 +227,20 @@ def _differentiate_twice(ctx: Any, *grad_grads: Tensor) -> tuple[Tensor | None, 
     # Inputs stay connected to their graph, so that derivatives of any order are right.
     with torch.enable_grad():
         inputs = {name: _require_grad(x) for name, x in call.differentiable.items()}
+        given = [*grad_grads[: len(inputs)], *grad_grads[-1:] * ctx.needs_bias]
+        if ctx.needs_bias:
+            inputs["attn_bias"] = _require_grad(cast(Tensor, call.attn_bias))
         grad = _require_grad(grad)
         out = _reference(call._replace(**cast(dict[str, Any], inputs)))
         grads = torch.autograd.grad(out, list(inputs.values()), grad, create_graph=True)
     second = torch.autograd.grad(
         grads,
         [grad, *inputs.values()],
-        grad_grads[: len(grads)],
+        given,
         create_graph=torch.is_grad_enabled(),
         allow_unused=True,
     )
-    return (second[0], None, None, *second[1:], *[None] * (len(Call._fields) - len(inputs)))
+    return (second[0], None, None, None, *_by_argument(call, second[1:], needs_bias=ctx.needs_bias))
 
 
 def _require_grad(x: Tensor) -> Tensor:
@@ -247,8 +291,9 @@ def _register() -> torch.library.Library:
     )
     library = torch.library.Library("diffwindow", "DEF")
     library.define(f"window_attention({schema}) -> (Tensor, Tensor)")
-    grads = ", ".join(["Tensor"] * _NUM_DIFFERENTIABLE)
-    library.define(f"window_attention_backward(Tensor grad, Tensor out, Tensor rows, {schema}) -> ({grads})")
+    grads = ", ".join(["Tensor"] * (_NUM_DIFFERENTIABLE + 1))
+    saved = "Tensor grad, Tensor out, Tensor rows, bool needs_bias"
+    library.define(f"window_attention_backward({saved}, {schema}) -> ({grads})")
     register_autograd = torch.library.register_autograd
     for name, run, shapes, differentiate, keep in (
         ("window_attention", _forward, _forward_shapes, _differentiate, _keep),

@@ -77,8 +77,11 @@ def forward(call: Call, out: Tensor, rows: Tensor) -> None:
     triton_launch.forward(call, out, rows)
 
 
-def backward(call: Call, grad: Tensor, out: Tensor, rows: Tensor, grads: list[Tensor]) -> None:
+def backward(
+    call: Call, grad: Tensor, out: Tensor, rows: Tensor, grads: list[Tensor], bias: Tensor | None
+) -> None:
     """Fill `grads`."""
+    assert bias is None, "ops does not ask for it"
     from diffwindow.kernels import triton_launch
 
     triton_launch.backward(call, grad, out, rows, grads)

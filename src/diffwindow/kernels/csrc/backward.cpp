@@ -281,8 +281,8 @@ void center(int64_t keys, const float* common, const float* slope, const float* 
 template <bool Additive, bool Segment>
 class Backward {
  public:
-  Backward(const Problem& p, const Head& head, Workspace& w, Gradients& sums)
-      : p_(p), head_(head), grid_(p, head.b), w_(w), sums_(sums), dropout_(p) {
+  Backward(const Problem& p, const Head& head, Workspace& w, Gradients& sums, float* grad_bias)
+      : p_(p), head_(head), grid_(p, head.b), w_(w), sums_(sums), grad_bias_(grad_bias), dropout_(p) {
     for (int64_t i = 0; i < p.pairs(); ++i) keys_[i] = matrix(p.pair[i].k, p.pair[i].width, w.copy[i]);
     values_ = matrix(p.v, p.value_width, w.copy[kMaxPairs]);
   }
@@ -357,6 +357,23 @@ class Backward {
     const int64_t width = p_.pair[kind].width;
     gather_tile(block, some, first, last, keys_[kind], grad, width, w_.grad_queries[kind]);
     scatter_tile(block, some, first, last, grad, w_.rows[kind], padded(width), sums_.keys[kind]);
+  }
+
+  // Add a tile's gradient of scores, which is that of the bias, to the places that it broadcasts from.
+  void send_bias(const Block& block, PanelBits some, int64_t first, int64_t last) {
+    const int64_t query_step = p_.grad_bias.query, key_step = p_.grad_bias.key;
+    for (int64_t i = 0; i < block.panels; ++i) {
+      const int64_t keys = block.end(i, last) - first, rows = block.rows_of(i);
+      if (keys <= 0 || !(some >> i & 1)) continue;
+      const float* grad = panel(w_.grad, i);
+      float* to = grad_bias_ + (block.query + i * kPanel) * query_step + first * key_step;
+      if (query_step && key_step == 1) {
+        add_panel(grad, rows, keys, to, query_step);
+        continue;
+      }
+      for (int64_t key = 0; key < keys; ++key)
+        for (int64_t lane = 0; lane < rows; ++lane) to[lane * query_step + key * key_step] += grad[key * kPanel + lane];
+    }
   }
 
   static Panels at(Panels x, int64_t key) { return {x.data + key * kPanel, x.step}; }
@@ -474,6 +491,7 @@ class Backward {
         exponentiate(x.score, end - first, panels_[i].max[kScore], panels_[i].inverse[kScore]);
       differentiator()(p_, grid_, first, end, dropout_, panels_[i], x);
     }
+    if (grad_bias_) send_bias(block, scored, first, last);
     if (!block.whole(last))
       for (const Panels& x : {w_.score, w_.local, w_.grad}) clear_unseen(block, first, last, x);
     scatter_tile(block, weighed, first, last, w_.score, w_.grad_rows, padded(p_.value_width), sums_.values);
@@ -510,6 +528,7 @@ class Backward {
   const Grid grid_;
   Workspace& w_;
   Gradients& sums_;
+  float* const grad_bias_;  // of the head, or null
   Dropout dropout_;
   Matrix keys_[kMaxPairs], values_;
   Panel panels_[kMaxPanels];
@@ -521,6 +540,8 @@ constexpr int64_t kBlockRows = kMaxPanels * kPanel;
 // The number of runs of blocks that a head is divided into. Each run has its own sums, which are added in order, so the
 // number must not depend on the threads. It is 1 unless there are few heads with sums small enough to store.
 int64_t cuts_of(const Problem& p) {
+  // runs of one head would add to the same place of the bias
+  if (p.grad_bias.data && (p.sharing() > 1 || !p.grad_bias.query)) return 1;
   constexpr int64_t units = 16, memory = int64_t(32) << 20;
   const int64_t heads = p.batch * p.heads, blocks = ceil_div(p.queries, kBlockRows);
   const int64_t affordable = memory / std::max<int64_t>(1, heads * Gradients::bytes(p));
@@ -528,10 +549,13 @@ int64_t cuts_of(const Problem& p) {
 }
 
 template <bool Additive, bool Segment>
-void run_blocks(const Problem& p, int64_t head_index, int64_t cut, int64_t cuts, char* memory, Gradients& sums) {
+void run_blocks(const Problem& p, int64_t head_index, int64_t slab, int64_t cut, int64_t cuts, char* memory,
+                Gradients& sums) {
   const Head head(p, head_index / p.heads, head_index % p.heads);
   Workspace workspace(p, memory);
-  Backward<Additive, Segment> run(p, head, workspace, sums);
+  const BiasGrad& bias = p.grad_bias;
+  float* grad_bias = bias.data ? bias.data + slab * bias.slab + head.b * bias.batch + head.h * bias.head : nullptr;
+  Backward<Additive, Segment> run(p, head, workspace, sums, grad_bias);
   const int64_t blocks = ceil_div(p.queries, kBlockRows);
   for (int64_t i = cut; i < blocks; i += cuts)
     run.run(Block(p, head, i * kBlockRows, std::min(kBlockRows, p.queries - i * kBlockRows)));
@@ -549,7 +573,7 @@ bool backward_cut(const Problem& p, int64_t cuts) {
   };
   bool fits = parallel(heads * cuts, p.threads, Workspace(p, nullptr).bytes, [&](int64_t unit, char* memory) {
     Gradients sums = sums_of(unit);
-    run_blocks<Additive, Segment>(p, unit / cuts, unit % cuts, cuts, memory, sums);
+    run_blocks<Additive, Segment>(p, unit / cuts, 0, unit % cuts, cuts, memory, sums);
   });
   fits = fits && parallel(heads, p.threads, 64, [&](int64_t unit, char*) {
     float* first = reinterpret_cast<float*>(kept + unit * cuts * each);
@@ -567,12 +591,18 @@ template <bool Additive, bool Segment>
 bool backward(const Problem& p) {
   const int64_t cuts = cuts_of(p), each = Gradients::bytes(p);
   if (cuts > 1) return backward_cut<Additive, Segment>(p, cuts);
-  return parallel(p.batch * p.heads, p.threads, each + Workspace(p, nullptr).bytes, [&](int64_t unit, char* memory) {
-    Arena arena(memory);
-    Gradients sums(p, arena);
-    sums.begin(p, unit / p.heads, unit % p.heads);
-    run_blocks<Additive, Segment>(p, unit, 0, 1, memory + each, sums);
-    sums.finish(p, unit / p.heads, unit % p.heads);
+  // Heads that share a place of the bias's gradient are dealt out to its slabs, and those of a slab run one after another.
+  const int64_t sharing = p.sharing(), slabs = sharing > 1 ? p.grad_bias.slabs : 1;
+  const int64_t units = p.batch * p.heads / sharing * slabs;
+  return parallel(units, p.threads, each + Workspace(p, nullptr).bytes, [&](int64_t unit, char* memory) {
+    for (int64_t member = unit % slabs; member < sharing; member += slabs) {
+      const int64_t head = p.head_sharing(unit / slabs, member), b = head / p.heads, h = head % p.heads;
+      Arena arena(memory);
+      Gradients sums(p, arena);
+      sums.begin(p, b, h);
+      run_blocks<Additive, Segment>(p, head, unit % slabs, 0, 1, memory + each, sums);
+      sums.finish(p, b, h);
+    }
   });
 }
 

@@ -60,6 +60,24 @@ void from_panel(const float* panel, const float* factor, int64_t rows, int64_t w
     for (int64_t i = 0; i < rows; ++i) store1(to + i * stride + j, panel[j * kPanel + i] * factor[i]);
 }
 
+// Add a panel [width × 16] to rows of floats.
+inline void add_panel(const float* panel, int64_t rows, int64_t width, float* to, int64_t stride) {
+  int64_t j = 0;
+  for (; j + 8 <= width; j += 8) {
+    for (int64_t half = 0; half < rows; half += 8) {
+      vec8 block[8];
+      for (int64_t i = 0; i < 8; ++i) block[i] = load8(panel + (j + i) * kPanel + half);
+      transpose8(block);
+      for (int64_t i = 0; i < 8 && half + i < rows; ++i) {
+        float* at = to + (half + i) * stride + j;
+        store8(at, load8(at) + block[i]);
+      }
+    }
+  }
+  for (; j < width; ++j)
+    for (int64_t i = 0; i < rows; ++i) to[i * stride + j] += panel[j * kPanel + i];
+}
+
 // Matrices [rows × width] in fp32: the caller's own memory where it serves, else a copy.
 struct Matrix {
   const float* data;

@@ -19,6 +19,10 @@ struct Bias {  // fp32 [batch head query key], any strides; added to the scores,
   const float* data;
   int64_t batch, head, query, key;
 };
+struct BiasGrad {  // fp32 [slab batch head query key], zeros at first; a stride is 0 where the bias broadcasts
+  float* data;
+  int64_t slabs, slab, batch, head, query, key;
+};
 struct Pair {  // queries and keys whose product is a kind of score
   Tensor q, k;
   int64_t width;
@@ -59,8 +63,17 @@ struct Problem : Attention {
   // Backward only.
   Tensor grad_out;
   Tensor grad_q[kMaxPairs], grad_k[kMaxPairs], grad_v;
+  BiasGrad grad_bias;
 
   int64_t pairs() const { return is_additive ? 4 : 3; }
+  // How many heads of how many sequences add their gradient to one place of that of the bias.
+  int64_t sharing() const {
+    return grad_bias.data ? (grad_bias.batch ? 1 : batch) * (grad_bias.head ? 1 : heads) : 1;
+  }
+  // The index, over all sequences, of a head that adds to the same place as the others of its group.
+  int64_t head_sharing(int64_t group, int64_t member) const {
+    return grad_bias.head ? member * heads + group : group * sharing() + member;
+  }
   // A tile of whole segments may be little more than half full.
   int64_t max_tiles() const { return keys / (kTile / 2) + 3; }
   int64_t tile_words() const { return threshold > 0 ? (max_tiles() + 31) / 32 : 0; }
