@@ -16,8 +16,8 @@ from diffwindow.progress import SILENT, Progress
 
 # The spans among which windows are chosen, as far as they are shorter than the context.
 CHOICES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
-# Queries that are sampled from a block, and how many at its start are left out.
-SAMPLES, EARLY = 512, 16
+# Queries that are sampled from a block, and how many are left out at the start of one of at least so many.
+SAMPLES, EARLY, LONG = 512, 16, 512
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ def record_costs(
     length = blocks.shape[1]
     choices = tuple(choice for choice in CHOICES if choice + sinks < length)
     generator = torch.Generator().manual_seed(seed)
-    early = min(EARLY, length // 4)
+    early = early_queries(length)
     positions = []
     with _recording(model, places, choices, sinks) as recorders:
         for number, block in enumerate(blocks):
@@ -191,6 +191,11 @@ def record_costs(
             for recorder in recorders
         )
     return RecordedCosts(layers, torch.cat(positions).to(blocks.device), choices, sinks, length, len(blocks))
+
+
+def early_queries(length: int) -> int:
+    """Return how many queries at the start of a block are not sampled: they see few keys, and nearly all."""
+    return EARLY if length >= LONG else 0
 
 
 def _backward(model: PreTrainedModel, block: Int[Tensor, " t"]) -> None:

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from diffwindow.hf.span_costs import LayerCosts, RecordedCosts
+from diffwindow.hf.span_costs import LayerCosts, RecordedCosts, early_queries
 from diffwindow.models.span_adapter import HIDDEN, Per, Spans, group_queries, log_position
 from diffwindow.progress import SILENT, Progress
 
@@ -17,7 +17,7 @@ SLOPE = 0.7
 # Updates of a fit and of one that goes on from another price, queries of an update, the rate, the decay.
 UPDATES, MORE_UPDATES, QUERIES, RATE, DECAY = 120, 40, 1024, 0.03, 3e-5
 # Prices that are tried for a share, how close to it a fit may end before its logits are tilted, and how much.
-PRICES, CLOSE, STEEPEST = 4, 0.015, 30.0
+PRICES, CLOSE, STEEPEST = 4, 0.015, 1e3
 # The range of prices of a share of one, in nats, that are looked through.
 CHEAPEST, DEAREST = 1e-12, 1e6
 
@@ -218,6 +218,9 @@ def fit_spans(
         progress: Shows how far it is.
     """
     units = len(recorded.layers[0].costs) if per == "head" else num_groups
+    # the queries that were not sampled count as if they read everything
+    early = early_queries(recorded.block) / recorded.block
+    share = (share - early) / (1.0 - early)
     layers = [unit_costs(layer, units, quantile=quantile) for layer in recorded.layers]
     shares = recorded.shares()
     means = torch.stack([layer.costs.mean(1) for layer in layers])
@@ -252,7 +255,7 @@ def _fit_to_share(
         known[math.log(price)] = taken
         price = math.exp(_next_price(known, share))
     low, high = -STEEPEST, STEEPEST
-    for _ in range(16):
+    for _ in range(26):
         middle = (low + high) / 2
         over = _outcome(fits, logits, shares, middle)[0] > share
         low, high = (middle, high) if over else (low, middle)

@@ -1,0 +1,267 @@
+"""Fit windows to a pretrained model and measure what they lose: perplexity, BLiMP, recall, another domain.
+
+    python benchmarks/pretrained.py MODEL --data DIR --out OUT [--only perplexity-1024 …]
+
+Each cell is a JSON file in OUT; the same command resumes. DIR holds `wikitext2/wiki.{train,test}.tokens.xz`,
+`enwik8/enwik8_first20m.xz` and `blimp/BLiMP.zip`. Windows are fitted to the start of the training text alone.
+"""
+
+import argparse
+import json
+import lzma
+import re
+import time
+import zipfile
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from diffwindow.files import write_json
+from diffwindow.hf import load_windows, remove_windows, save_windows
+from diffwindow.hf.fit import fit_recorded, measure, span_adapters
+from diffwindow.hf.span_costs import record_costs, span_shares
+from diffwindow.hf.windows import add_spans, causal_places
+from diffwindow.models.span_adapter import SpanSettings
+from diffwindow.progress import show_progress
+
+# WikiText's marks of joined words, and its spaces before commas and stops.
+DETOKENISE = ((" @-@ ", "-"), (" @,@ ", ","), (" @.@ ", "."), (" ,", ","), (" .", "."))
+SHARES = (0.52, 0.40, 0.34, 0.30)
+BLOCK, FIT_BLOCKS, HELD_OUT, SINKS = 1024, 14, 2, 4
+# (length of a block, how many blocks), and the cells that are measured there, the most telling first
+MAIN = [
+    f"{kind}-{share:.2f}"
+    for share in (0.40, 0.30, 0.34, 0.52)
+    for kind in ("query-head", "head-head", "sliding")
+]
+GROUPS = [f"{kind}-{share:.2f}" for kind in ("query-kv_group", "head-kv_group") for share in SHARES]
+FEW = [
+    f"{kind}-{share:.2f}"
+    for share in (0.40, 0.30)
+    for kind in ("query-head", "head-head", "sliding", "query-kv_group", "head-kv_group")
+]
+PARTS = {
+    "perplexity-1024-2": ("wiki", 1024, 2, ["full", *MAIN]),
+    "perplexity-1024": ("wiki", 1024, 20, ["full", *MAIN, *GROUPS]),
+    "perplexity-2048": ("wiki", 2048, 10, ["full", *FEW]),
+    "perplexity-8192": ("wiki", 8192, 2, ["full", *FEW[:3]]),
+    "enwik8-1024": ("enwik8", 1024, 10, ["full", *FEW[:3], *FEW[5:8]]),
+}
+# The cells in which the rest is measured, and the pairs of each paradigm of BLiMP.
+PROBED = ["full", *FEW[:3], *FEW[5:8]]
+PAIRS = 20
+# contexts of the recall probe: how many, their length, and how far back the pair may be
+RECALL = {"recall-1024": (20, 1024, 200, 900), "recall-8192": (4, 8192, 4000, 8000)}
+NAMES = ["Anna", "Boris", "Clara", "David", "Elena", "Frank", "Greta", "Henry", "Irene", "Jonas"]
+EVERYTHING = [*PARTS, *RECALL, "blimp"]
+
+
+class Bench:
+    """The model, its text and the folder of results."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.out, self.data = options.out, options.data
+        self.model = AutoModelForCausalLM.from_pretrained(options.model).eval()
+        self.tokenizer = AutoTokenizer.from_pretrained(options.model)
+        self.installed = "full"
+
+    def tokens(self, name: str, count: int) -> torch.Tensor:
+        """Return the first tokens of a text."""
+        if name == "enwik8":
+            raw = lzma.decompress((self.data / "enwik8/enwik8_first20m.xz").read_bytes())[10_000_000:]
+            text = raw.decode(errors="ignore")
+        else:
+            text = lzma.decompress((self.data / f"wikitext2/wiki.{name}.tokens.xz").read_bytes()).decode()
+            for mark, plain in DETOKENISE:
+                text = text.replace(mark, plain)
+        # a token has at most a few dozen characters, on average four
+        ids = self.tokenizer(text[: count * 12], add_special_tokens=False)["input_ids"]
+        return torch.tensor(ids[:count])
+
+    def use(self, cell: str, length: int) -> None:
+        """Give the model the windows of a cell, which are fitted first if they are not there yet."""
+        if self.installed == (wanted := f"{cell} {length}" if cell.startswith("sliding") else cell):
+            return
+        if self.installed != "full":
+            remove_windows(self.model)
+        self.installed = "full"
+        if cell.startswith("sliding"):
+            slide(self.model, float(cell.rpartition("-")[2]), length)
+        elif cell != "full":
+            folder = self.out / "windows" / cell
+            if (folder / "windows.json").is_file():
+                load_windows(self.model, folder, check_base=False)
+            else:
+                self.fit(cell)
+        self.installed = wanted
+
+    def fit(self, cell: str) -> None:
+        """Fit the windows of a cell, keep them and say how it went."""
+        spans, per, share = re.fullmatch(r"(query-mlp|query|head)-(head|kv_group)-(\S+)", cell).groups()
+        begun = time.process_time()
+        blocks = self.tokens("train", BLOCK * (FIT_BLOCKS + HELD_OUT)).view(-1, BLOCK)
+        with show_progress() as progress:
+            recorded = self.recorded(blocks, progress)
+            fitted = fit_recorded(
+                self.model, recorded, blocks[FIT_BLOCKS:], float(share), spans=spans, per=per,
+                progress=progress,
+            )  # fmt: skip
+        save_windows(self.model, self.out / "windows" / cell)
+        report = {
+            "cell": cell,
+            "asked": fitted.asked,
+            "share": fitted.share,
+            "before": fitted.before.loss,
+            "after": fitted.after.loss,
+            "predicted": fitted.predicted,
+            "shares": fitted.after.shares,
+            "seconds": time.process_time() - begun,
+        }
+        write_json(self.out / "results" / f"fit {cell}.json", report)
+        print(fitted, flush=True)
+
+    def recorded(self, blocks, progress):
+        """Return the recorded costs, kept on disk."""
+        path = self.out / "costs.pt"
+        if not path.is_file():
+            places = causal_places(self.model)
+            torch.save(
+                record_costs(self.model, places, blocks[:FIT_BLOCKS], sinks=SINKS, progress=progress), path
+            )
+        # our own file
+        return torch.load(path, weights_only=False)
+
+    def perplexity(self, part: str, chosen: list[str] | None) -> None:
+        """Measure the loss of each block in each cell of a part; blocks that were measured stay."""
+        text, length, count, cells = PARTS[part]
+        cells = [cell for cell in cells if chosen is None or cell in chosen]
+        blocks = self.tokens("test" if text == "wiki" else text, length * count).view(-1, length)
+        for cell in cells:
+            path = self.out / "results" / f"{text}-{length} {cell}.json"
+            rows = json.loads(path.read_text())["blocks"] if path.is_file() else []
+            for number in range(len(rows), count):
+                self.use(cell, length)
+                measured = measure(self.model, blocks[number : number + 1])
+                rows.append({"loss": measured.loss, "share": measured.share})
+                write_json(path, {"cell": cell, "text": text, "length": length, "blocks": rows})
+            mean = sum(row["loss"] for row in rows[:count]) / count
+            share = sum(row["share"] for row in rows[:count]) / count
+            print(f"{part}  {cell:<20} share {share:.3f}  perplexity {2.718281828**mean:.3f}", flush=True)
+
+    @torch.no_grad()
+    def recall(self, part: str, chosen: list[str] | None) -> None:
+        """Ask for a number that was told some way back in a text, and count how often it comes first."""
+        count, length, nearest, farthest = RECALL[part]
+        text = self.tokens("test", length * count).view(-1, length)
+        generator = torch.Generator().manual_seed(0)
+        for cell in [one for one in PROBED if chosen is None or one in chosen]:
+            generator.manual_seed(0)
+            path = self.out / "results" / f"{part} {cell}.json"
+            rows = json.loads(path.read_text())["rows"] if path.is_file() else []
+            for number in range(count):
+                back = int(torch.randint(nearest, farthest, (1,), generator=generator))
+                code = str(int(torch.randint(100, 1000, (1,), generator=generator)))
+                if number < len(rows):
+                    continue
+                told = f" The secret number of {NAMES[number % len(NAMES)]} is"
+                fact, question, answer = (
+                    torch.tensor(self.tokenizer(words, add_special_tokens=False)["input_ids"])
+                    for words in (f"{told} {code}.", told, f" {code}")
+                )
+                kept = text[number, : length - len(fact) - len(question) - len(answer)]
+                place = len(kept) - back
+                ids = torch.cat([kept[:place], fact, kept[place:], question, answer])
+                self.use(cell, length)
+                logits = self.model(ids[None], use_cache=False, logits_to_keep=len(answer) + 1).logits[0, :-1]
+                losses = nn.functional.cross_entropy(logits.float(), answer, reduction="none")
+                right = bool((logits.argmax(-1) == answer).all())
+                rows.append({"back": back, "right": right, "loss": float(losses.sum())})
+                write_json(path, {"cell": cell, "part": part, "rows": rows})
+            right = sum(row["right"] for row in rows)
+            print(f"{part}  {cell:<20} {right} of {len(rows)} right", flush=True)
+
+    @torch.no_grad()
+    def blimp(self, chosen: list[str] | None) -> None:
+        """Compare the likelihoods of the sentences of each pair, the first pairs of each paradigm."""
+        archive = zipfile.ZipFile(self.data / "blimp/BLiMP.zip")
+        files = sorted(
+            name for name in archive.namelist() if name.endswith(".jsonl") and "MACOSX" not in name
+        )
+        for cell in [one for one in PROBED if chosen is None or one in chosen]:
+            path = self.out / "results" / f"blimp {cell}.json"
+            rows = json.loads(path.read_text())["paradigms"] if path.is_file() else []
+            for name in files[len(rows) :]:
+                pairs = [json.loads(line) for line in archive.read(name).decode().splitlines()[:PAIRS]]
+                self.use(cell, BLOCK)
+                good, bad = (
+                    self.likelihoods([pair[key] for pair in pairs])
+                    for key in ("sentence_good", "sentence_bad")
+                )
+                right = int((good > bad).sum())
+                rows.append(
+                    {
+                        "paradigm": pairs[0]["UID"],
+                        "field": pairs[0]["field"],
+                        "right": right,
+                        "of": len(pairs),
+                    }
+                )
+                write_json(path, {"cell": cell, "paradigms": rows})
+            print(
+                f"blimp  {cell:<20} {sum(r['right'] for r in rows) / sum(r['of'] for r in rows):.4f}",
+                flush=True,
+            )
+
+    def likelihoods(self, sentences: list[str]) -> torch.Tensor:
+        """Return the log-likelihood of each sentence after the model's opening token."""
+        rows = [
+            [self.model.config.bos_token_id, *self.tokenizer(one, add_special_tokens=False)["input_ids"]]
+            for one in sentences
+        ]
+        width = max(map(len, rows))
+        ids = torch.tensor([row + [0] * (width - len(row)) for row in rows])
+        real = torch.tensor([[True] * len(row) + [False] * (width - len(row)) for row in rows])
+        logits = self.model(ids, attention_mask=real.long(), use_cache=False).logits[:, :-1]
+        losses = nn.functional.cross_entropy(logits.transpose(1, 2).float(), ids[:, 1:], reduction="none")
+        return -(losses * real[:, 1:]).sum(1)
+
+
+def slide(model: nn.Module, share: float, length: int) -> None:
+    """Give all heads one sliding window with a mean share of the keys in contexts of a length."""
+    position = torch.arange(length)
+    low, high = 1, length
+    while low < high:
+        middle = (low + high + 1) // 2
+        fits = float(span_shares(position, (middle,), SINKS)[:, 0].mean()) <= share
+        low, high = (middle, high) if fits else (low, middle - 1)
+    settings = SpanSettings(spans="head", per="head", sinks=SINKS, choices=(low,), block=length)
+    add_spans(model, settings)
+    for window in span_adapters(model):
+        window.bias.copy_(torch.tensor([1.0, 0.0]).expand_as(window.bias))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model")
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--only", nargs="+", default=EVERYTHING, choices=EVERYTHING)
+    parser.add_argument("--cells", nargs="+", help="Such as full, sliding-0.40 or query-head-0.40.")
+    options = parser.parse_args()
+    (options.out / "results").mkdir(parents=True, exist_ok=True)
+    bench = Bench(options)
+    for part in options.only:
+        if part in PARTS:
+            bench.perplexity(part, options.cells)
+        elif part in RECALL:
+            bench.recall(part, options.cells)
+        else:
+            bench.blimp(options.cells)
+
+
+if __name__ == "__main__":
+    main()
