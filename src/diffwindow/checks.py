@@ -23,7 +23,7 @@ DiscreteRule = Literal["argmax", "half", "joint"]
 DISCRETE_RULES: tuple[str, ...] = get_args(DiscreteRule)
 # "soft" is the window as it was trained, "none" sets M = 1
 WindowRule = Literal["soft", DiscreteRule, "none"]
-WINDOW_RULES: tuple[str, ...] = get_args(WindowRule)
+WINDOW_RULES: tuple[WindowRule, ...] = get_args(WindowRule)
 # The types that windows are computed in; half precision is summed in fp32.
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 MOST_KEYS = 2**31 - 1

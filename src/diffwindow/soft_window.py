@@ -340,7 +340,7 @@ def point_window(
 
 
 def apply_rule(window: SoftWindow, rule: WindowRule) -> SoftWindow:
-    """Replace M at test time: by 0 and 1 of a discrete window, or by 1 everywhere (rule "none").
+    """Replace M at test time: by 0 and 1 of a discrete window, or by 1 at all that is seen (rule "none").
 
     Sinks stay visible.
 
@@ -350,7 +350,7 @@ def apply_rule(window: SoftWindow, rule: WindowRule) -> SoftWindow:
     if rule == "soft":
         return window
     if rule == "none":
-        return window._replace(values=torch.ones_like(window.values))
+        return window._replace(values=window._visible(torch.ones_like(window.values)))
     hard = discrete_window(*window.discrete(rule), window.values.shape[-1])
     values = functional.show_sinks(hard.to(window.values), window.sinks, window.segment_origin, window.mask)
     return window._replace(values=values)

@@ -1,9 +1,13 @@
 """Small traces to draw: made by hand, or captured from models with random weights."""
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
+from diffwindow.checks import WINDOW_RULES
 from diffwindow.functional import soft_window
+from diffwindow.soft_window import apply_rule, compose_window
 from diffwindow.view.trace import AttentionTrace, GoldSpan, LayerMaps
 
 WORDS = ["the", "keys", "to", "the", "cab@@", "inet"]
@@ -41,3 +45,16 @@ def small_trace(*, layers=2, label="Enc(AW)", title="the keys to the cabinet", s
     """Trace six tokens, two of which are one word, through two layers of two heads, with a gold span."""
     maps = [random_layer(layer=number, seed=seed) for number in range(1, layers + 1)]
     return AttentionTrace(maps, {"text": WORDS}, label=label, title=title, gold=GoldSpan("Enc", 5, 0, 2))
+
+
+def ruled_traces(trace):
+    """Return a trace by rule for windows at test time, with the windows of the rule."""
+    traces = {}
+    for rule in WINDOW_RULES[1:]:
+        layers = []
+        for maps in trace.layers:
+            soft = compose_window(torch.from_numpy(maps.phi_left), torch.from_numpy(maps.phi_right))
+            window = apply_rule(soft, rule).values.numpy()
+            layers.append(replace(maps, window=window, window_rule=rule, weights=maps.weights * window))
+        traces[rule] = replace(trace, layers=layers)
+    return traces

@@ -9,7 +9,7 @@ import torch
 from diffwindow.functional import soft_window
 from diffwindow.view.trace import AttentionTrace
 from samples.browser import axe_script, expect, launched, opened
-from samples.traces import random_layer, small_trace
+from samples.traces import random_layer, ruled_traces, small_trace
 
 HOSTILE = ["<b>bold</b>", "</script>", "&amp;", "מפתח", "ال@@", "מפתחות"]
 
@@ -192,6 +192,20 @@ def test_segments_and_expectation_recompute_the_window(page):
     page.click("#reset")
     np.testing.assert_allclose(column(page, 1), maps.window[int(head[1]) - 1, 5], atol=1e-3)
     assert page.is_hidden("#recomputed")
+
+
+def test_a_switch_shows_windows_as_they_are_at_test_time(browser, tmp_path):
+    trace = small_trace()
+    path = tmp_path / "rules.html"
+    path.write_text(trace.to_html(rules=ruled_traces(trace)))
+    page = opened(browser, path.as_uri(), color_scheme="light")
+    for rule in ("argmax", "half", "joint", "none", "soft"):
+        page.check(f"#rule-{rule}", force=True)
+        window = set(column(page, 1))
+        assert (window <= {0.0, 1.0}) == (rule != "soft")
+        assert page.is_hidden("#soft-settings") == (rule != "soft")
+    assert text(page, "#rule-text") == "As it was trained."
+    assert page.problems == []
 
 
 def test_heads_sort_by_their_measures(page):

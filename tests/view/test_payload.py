@@ -9,7 +9,7 @@ from diffwindow.view import payload
 from diffwindow.view.page import as_script_text, page_html
 from diffwindow.view.payload import encode, page_data, quantise, spread
 from diffwindow.view.trace import AttentionTrace, LayerMaps
-from samples.traces import WORDS, random_layer, small_trace
+from samples.traces import WORDS, random_layer, ruled_traces, small_trace
 
 
 @pytest.mark.parametrize("bits", [8, 16])
@@ -49,6 +49,21 @@ def test_sinks_are_those_of_the_page():
     trace = AttentionTrace([layer])
     assert encode(trace, 16).window_error <= 4 / 65535
     assert encode(trace, 16).layers[0]["sinks"] == 3
+
+
+def test_rules_bring_their_windows_and_go_first_from_a_page_that_is_too_large(monkeypatch):
+    trace = small_trace()
+    rules = ruled_traces(trace)
+    data = page_data(trace, rules=rules)
+    assert [one["label"] for one in data["runs"][0]["rules"]] == ["argmax", "half", "joint", "none"]
+    for one in data["runs"][0]["rules"]:
+        assert [layer["window_rule"] for layer in one["layers"]] == [one["label"]] * 2
+        assert all("window" in layer for layer in one["layers"])
+    assert "window" not in data["runs"][0]["snapshots"][0]["layers"][0]
+    monkeypatch.setattr(payload, "PAGE_BUDGET", 2 * encode(trace, 16).size)
+    small = page_data(trace, rules=rules)
+    assert small["runs"][0]["rules"] == []
+    assert any("Windows at test time are left out" in notice for notice in small["notices"])
 
 
 def test_a_page_of_six_layers_of_eight_heads_has_less_than_two_megabytes():

@@ -221,7 +221,8 @@ def _write(
         name: inference_attention.trace_example(tasks_model_folder.ModelFolder.read(folder), example)
         for name, folder in checkpoints.items()
     }
-    page = trace.to_html(against=against, checkpoints=earlier).encode("utf-8")
+    rules = inference_attention.trace_rules(trained, example)
+    page = trace.to_html(against=against, checkpoints=earlier, rules=rules).encode("utf-8")
     files.write_atomically(out or PAGE, page, follow_link=True)
     print(f"{out or PAGE}  {len(page) / 1e6:.2f} MB; open it in a browser")
 

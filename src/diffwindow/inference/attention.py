@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from diffwindow.checks import check_text
+from diffwindow.attention.window_module import use_window_rule, window_modules
+from diffwindow.checks import WINDOW_RULES, WindowRule, check_text
 from diffwindow.data.store import Store
 from diffwindow.decoding import Decoding
 from diffwindow.decoding.beam import beam_search
@@ -114,6 +115,17 @@ def trace_example(trained: ModelFolder, example: Example) -> AttentionTrace:
     return replace(trace, label=model.config.attention, title=example.title, gold=example.gold)
 
 
+def trace_rules(trained: ModelFolder, example: Example) -> dict[WindowRule, AttentionTrace]:
+    """Trace a model with other windows at test time, by rule; a model without windows has none."""
+    if not window_modules(trained.model):
+        return {}
+    example, traces = complete(trained, example), {}
+    for rule in WINDOW_RULES[1:]:
+        with use_window_rule(trained.model, rule):
+            traces[rule] = trace_example(trained, example)
+    return traces
+
+
 def translation_steps(trained: ModelFolder, example: Example) -> Iterator[tuple[list[int], AttentionTrace]]:
     """Translate greedily; after each token return all so far and where the step looked in the source."""
     model, tokenizer = trained.model, trained.tokenizer
@@ -153,7 +165,8 @@ def live_events(
                 yield {"text": trained.tokenizer.decode(written), "page": page_data(step)}
             example = replace(example, target=written)
         against = None if other is None else trace_example(other, for_other(example, trained, other))
-        yield {"page": page_data(trace_example(trained, example), against=against)}
+        rules = trace_rules(trained, example)
+        yield {"page": page_data(trace_example(trained, example), against=against, rules=rules)}
 
     return events
 

@@ -175,7 +175,7 @@ def _layers(modules: Mapping[str, Captured], calls: Mapping[str, _Call]) -> list
         queries, keys = _sides(role, alone=alone)
         fields: dict[str, Any] = dict(call.arrays)
         if isinstance(module, WindowModule):
-            names = ("segment_size", "expectation", "window_tolerance", "sinks")
+            names = ("segment_size", "expectation", "window_tolerance", "sinks", "window_rule")
             fields |= {name: getattr(module.options, name) for name in names}
         layers.append(
             LayerMaps(
@@ -244,5 +244,6 @@ def kind_of(module: Captured) -> str:
                 name += f", {option.label.format(value)}"
     else:
         return module.kind
-    tolerance = module.options.window_tolerance
-    return f"{name}, tolerance {tolerance:g}" if tolerance else name
+    tolerance, rule = module.options.window_tolerance, module.options.window_rule
+    name += f", tolerance {tolerance:g}" if tolerance else ""
+    return name if rule == "soft" else f"{name}, window rule {rule}"

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from diffwindow.checks import WindowRule
 from diffwindow.functional import soft_window
 from diffwindow.view.trace import AttentionTrace, LayerMaps, sizes, tokens_by_side
 
@@ -74,6 +75,7 @@ def encode(trace: AttentionTrace, bits: int) -> Encoded:
                 "expectation": maps.expectation,
                 "window_tolerance": maps.window_tolerance,
                 "sinks": maps.sinks,
+                "window_rule": maps.window_rule,
                 **{name: array.data for name, array in arrays.items()},
             }
         )
@@ -87,12 +89,15 @@ def _quantise(maps: LayerMaps, bits: int) -> dict[str, Quantised]:
         # prefix sums, because the errors of rounded φ would add up along the keys
         arrays["left"] = quantise(maps.phi_left.cumsum(-1, dtype=np.float64), bits)
         arrays["right"] = quantise(maps.phi_right.cumsum(-1, dtype=np.float64), bits)
+    if maps.window is not None and maps.window_rule != "soft":
+        # the page composes soft windows only
+        arrays["window"] = quantise(maps.window, bits)
     return arrays
 
 
 def _window_error(maps: LayerMaps, arrays: Mapping[str, Quantised]) -> float:
     """Return the largest difference between a window and what the page makes of its pointers."""
-    if maps.window is None:
+    if maps.window is None or "window" in arrays:
         return 0.0
     phi = [torch.from_numpy(np.diff(arrays[side].values, axis=-1, prepend=0.0)) for side in ("left", "right")]
     window = soft_window(
@@ -112,12 +117,16 @@ def page_data(
     *,
     against: AttentionTrace | None = None,
     checkpoints: Mapping[str, AttentionTrace] | None = None,
+    rules: Mapping[WindowRule, AttentionTrace] | None = None,
 ) -> Payload:
-    """Return the data of a page; checkpoints that would make it too large are left out, with a notice."""
+    """Return the data of a page; what would make it too large is left out, with a notice.
+
+    First the rules for windows at test time go, then checkpoints.
+    """
     if not trace.layers:
         raise ValueError("this trace is empty: capture a model while it runs")
-    checkpoints = checkpoints or {}
-    for name, other in checkpoints.items():
+    checkpoints, rules = checkpoints or {}, rules or {}
+    for name, other in (*checkpoints.items(), *rules.items()):
         if sizes(other.layers) != sizes(trace.layers):
             raise ValueError(f"{name} has read another sentence than the rest")
     bits, encoded = 16, encode(trace, 16)
@@ -129,15 +138,23 @@ def page_data(
         raise ValueError(
             f"the page would have {size / 1e6:.0f} MB, more than {PAGE_BUDGET / 1e6:.0f}; take a shorter text"
         )
+    ruled = {rule: encode(other, bits) for rule, other in rules.items()}
+    if size + sum(one.size for one in ruled.values()) > PAGE_BUDGET:
+        ruled = {}
+    size += sum(one.size for one in ruled.values())
     room = int((PAGE_BUDGET - size) // max(encoded.size, 1))
     chosen = spread(list(checkpoints), room)
     earlier = {name: encode(checkpoints[name], bits) for name in chosen}
     snapshots = [*earlier.items(), ("final model" if earlier else trace.label, encoded)]
-    runs = [_run(trace, snapshots)]
+    runs = [_run(trace, snapshots, list(ruled.items()))]
     if against is not None and second is not None:
         runs.append(_run(against, [(against.label, second)]))
-    everything = [*earlier.values(), encoded, *([second] if second else [])]
+    everything = [*earlier.values(), encoded, *ruled.values(), *([second] if second else [])]
     notices = [_precision(bits, everything)]
+    if rules and not ruled:
+        notices.append(
+            f"Windows at test time are left out: the page is limited to {PAGE_BUDGET / 1e6:.0f} MB."
+        )
     if len(chosen) < len(checkpoints):
         notices.append(
             f"{len(chosen)} of {len(checkpoints)} checkpoints are here, evenly spaced: "
@@ -146,7 +163,11 @@ def page_data(
     return {"title": trace.title or trace.label, "runs": runs, "notices": notices, "live": None}
 
 
-def _run(trace: AttentionTrace, snapshots: Sequence[tuple[str, Encoded]]) -> Payload:
+def _run(
+    trace: AttentionTrace,
+    snapshots: Sequence[tuple[str, Encoded]],
+    rules: Sequence[tuple[str, Encoded]] = (),
+) -> Payload:
     return {
         "label": trace.label,
         "tokens": {
@@ -155,6 +176,7 @@ def _run(trace: AttentionTrace, snapshots: Sequence[tuple[str, Encoded]]) -> Pay
         },
         "gold": None if trace.gold is None else asdict(trace.gold),
         "snapshots": [{"label": name, "layers": encoded.layers} for name, encoded in snapshots],
+        "rules": [{"label": name, "layers": encoded.layers} for name, encoded in rules],
     }
 
 

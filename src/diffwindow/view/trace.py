@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from diffwindow.checks import Expectation
+from diffwindow.checks import Expectation, WindowRule
 from diffwindow.messages import quote
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ class LayerMaps:
     expectation: Expectation = "paper"
     window_tolerance: float = 0.0
     sinks: int = 0
+    window_rule: WindowRule = "soft"
 
     def visible(self) -> NDArray[np.bool_]:
         """Return which query sees which key: a decoder's queries do not see the keys after them."""
@@ -156,15 +157,17 @@ class AttentionTrace:
         *,
         against: AttentionTrace | None = None,
         checkpoints: Mapping[str, AttentionTrace] | None = None,
+        rules: Mapping[WindowRule, AttentionTrace] | None = None,
     ) -> str:
         """Return a page that needs no network: the maps, and a window that follows the query.
 
-        `checkpoints` are traces of the same sentence, by name and oldest first, for a slider.
+        `checkpoints` are traces of the same sentence, by name and oldest first, for a slider. `rules` are
+        traces of the same model with other windows at test time, for a switch.
         """
         from diffwindow.view.page import page_html
         from diffwindow.view.payload import page_data
 
-        return page_html(page_data(self, against=against, checkpoints=checkpoints or {}))
+        return page_html(page_data(self, against=against, checkpoints=checkpoints, rules=rules))
 
     def _repr_html_(self) -> str:
         """Show the page in a frame that can run its script and nothing else."""

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { goldOf, headMaps, headMeasures, initialSelection, keptSelection, sortedHeads, sortsOf, windowSettings } from "../../../src/diffwindow/view/page/selection.js";
+import { goldOf, headMaps, headMeasures, initialSelection, keptSelection, layerOf, rulesOf, sortedHeads, sortsOf, windowSettings } from "../../../src/diffwindow/view/page/selection.js";
 import { prefixSums } from "../../../src/diffwindow/view/page/window.js";
 
 const oneHot = (place, size) => Float32Array.from({ length: size }, (_, i) => Number(i === place));
@@ -65,6 +65,21 @@ test("sinks are one, for a decoder's query those up to itself", () => {
   const last = stack(...[0, 1, 2].map((query) => prefixSums(oneHot(query, 3))));
   const decoder = { ...layer, role: "Dec", heads: 1, numQueries: 3, numKeys: 3, weights: last, left: last, right: last, sinks: 2 };
   assert.deepEqual([...headMaps(decoder, 0, settings).window], [1, 0, 0, 1, 1, 0, 1, 1, 1]);
+});
+
+test("a rule for windows shows its own maps, of the final model alone", () => {
+  const one = run();
+  const [layer] = one.snapshots[0].layers;
+  const hard = { ...layer, window_rule: "argmax", window: stack([1, 1, 1, 1], [0, 1, 0, 0]) };
+  one.rules = [{ label: "argmax", layers: [hard] }];
+  one.snapshots.unshift({ label: "update 1", layers: [{ ...layer }] });
+  const last = { ...settings, snapshot: 1, rule: "argmax" };
+  assert.deepEqual(rulesOf(one, last), ["soft", "argmax"]);
+  assert.equal(layerOf(one, last), hard);
+  assert.deepEqual([...headMaps(hard, 1, { ...last, segmentSize: 2 }).window], [0, 1, 0, 0]);
+  assert.equal(layerOf(one, { ...last, rule: "soft" }), layer);
+  assert.deepEqual(rulesOf(one, { ...last, snapshot: 0 }), ["soft"]);
+  assert.equal(layerOf(one, { ...last, snapshot: 0 }), one.snapshots[0].layers[0]);
 });
 
 test("the mean of heads is the mean of their maps", () => {

@@ -1,8 +1,16 @@
 // The controls: each shows the selection and changes it.
 
 import { byId, html } from "./dom.js";
-import { SORTS, layerOf, layersOf, maxSegmentSize, rolesOf, sortedHeads, sortsOf, windowSettings } from "./selection.js";
+import { SORTS, layerOf, layersOf, maxSegmentSize, rolesOf, rulesOf, sortedHeads, sortsOf, windowSettings } from "./selection.js";
 
+// what the rules for windows at test time do
+const RULES = {
+  soft: "As it was trained.",
+  argmax: "From the likeliest key of one pointer to that of the other.",
+  half: "The smallest interval of all keys that are inside with a probability of ½ or more.",
+  joint: "The likeliest pair of a first and a last key, in this order.",
+  none: "Every key: M = 1.",
+};
 const ROLES = { Enc: "Encoder", Cr: "Cross-attention", Dec: "Decoder" };
 
 export function roleName(role) {
@@ -59,11 +67,14 @@ export function showControls({ runs, selection }, change) {
   const layer = layerOf(run, selection);
   fillSwitch(byId("roles"), "role", rolesOf(run).map((role) => [role, roleName(role)]), selection.role, (role) => change(roleChange(run, selection, role)));
   byId("roles").hidden = rolesOf(run).length < 2;
-  const anyWindow = layersOf(run, selection.snapshot, selection.role).some((one) => one.left);
+  const anyWindow = layersOf(run, selection, selection.role).some((one) => one.left);
   byId("window-settings").hidden = !layer.left;
   byId("shows").hidden = !anyWindow;
   fillSwitch(byId("shows"), "show", [["window", "window"], ["attention", "attention"]], selection.show, (show) => change({ show }));
-  if (layer.left) showWindowSettings(layer, selection, change);
+  if (layer.left) {
+    showRules(run, layer, selection, change);
+    showWindowSettings(layer, selection, change);
+  }
   const subwords = layer.queryTokens.words.length !== new Set(layer.queryTokens.words).size || layer.keyTokens.words.length !== new Set(layer.keyTokens.words).size;
   byId("merge").checked = selection.merge;
   byId("merge").parentElement.hidden = !subwords && !selection.merge;
@@ -74,6 +85,15 @@ export function showControls({ runs, selection }, change) {
   byId("checkpoint").value = selection.snapshot;
   byId("checkpoint").setAttribute("aria-valuetext", run.snapshots[selection.snapshot].label);
   byId("checkpoint-label").textContent = run.snapshots[selection.snapshot].label;
+}
+
+function showRules(run, layer, selection, change) {
+  const rules = rulesOf(run, selection);
+  const chosen = layer.window_rule ?? "soft";
+  byId("rule-settings").hidden = rules.length < 2;
+  fillSwitch(byId("rules"), "rule", rules.map((rule) => [rule, rule]), chosen, (rule) => change({ rule }));
+  byId("rule-text").textContent = `${RULES[chosen]}${chosen === "soft" ? "" : " The model has attended so in every layer."}`;
+  byId("soft-settings").hidden = chosen !== "soft";
 }
 
 function showWindowSettings(layer, selection, change) {
@@ -90,7 +110,7 @@ function showWindowSettings(layer, selection, change) {
 }
 
 function roleChange(run, selection, role) {
-  const layers = layersOf(run, selection.snapshot, role);
+  const layers = layersOf(run, selection, role);
   const layer = layers.find((one) => one.left) ?? layers[0];
   const queries = selection.merge ? new Set(layer.queryTokens.words).size : layer.numQueries;
   return { role, layer: layer.layer, head: 0, query: queries - 1, key: null, segmentSize: null, expectation: null };
@@ -110,7 +130,7 @@ export function keyChange({ runs, selection }, name, numQueries) {
     return { layer: next.layer.layer, head: next.head };
   }
   if (name === "PageUp" || name === "PageDown") {
-    const layers = layersOf(runs[0], selection.snapshot, selection.role).map((one) => one.layer);
+    const layers = layersOf(runs[0], selection, selection.role).map((one) => one.layer);
     const index = layers.indexOf(selection.layer) + (name === "PageDown" ? 1 : -1);
     return index in layers ? { layer: layers[index] } : null;
   }

@@ -18,26 +18,24 @@ export async function readArray({ bits, scale, data }) {
 
 async function readLayer(raw, tokens) {
   const [heads, numQueries, numKeys] = raw.shape;
-  const [weights, left, right] = await Promise.all(
-    [raw.weights, raw.left, raw.right].map((array) => (array ? readArray(array) : null)),
+  const [weights, left, right, window] = await Promise.all(
+    [raw.weights, raw.left, raw.right, raw.window].map((array) => (array ? readArray(array) : null)),
   );
   return {
-    ...raw, heads, numQueries, numKeys, weights, left, right,
+    ...raw, heads, numQueries, numKeys, weights, left, right, window,
     queryTokens: tokens[raw.queries], keyTokens: tokens[raw.keys],
   };
 }
 
-/** Read the page's data: each run becomes { label, snapshots: [{ label, layers }], tokens, gold }. */
+/** Read the page's data: each run becomes { label, snapshots: [{ label, layers }], rules: [the same], tokens, gold }. */
 export async function readRuns(page) {
+  const readAll = (named, tokens) =>
+    Promise.all(
+      named.map(async ({ label, layers }) => ({ label, layers: await Promise.all(layers.map((layer) => readLayer(layer, tokens))) })),
+    );
   return Promise.all(
     page.runs.map(async (run) => ({
-      ...run,
-      snapshots: await Promise.all(
-        run.snapshots.map(async (snapshot) => ({
-          label: snapshot.label,
-          layers: await Promise.all(snapshot.layers.map((layer) => readLayer(layer, run.tokens))),
-        })),
-      ),
+      ...run, snapshots: await readAll(run.snapshots, run.tokens), rules: await readAll(run.rules, run.tokens),
     })),
   );
 }

@@ -87,7 +87,7 @@ function bracket(width) {
   const gold = goldOf(view.runs[0], layer, selection);
   return drawBracket({
     maps, gold, query: selection.query, key: selection.key, own: layer.queries === layer.keys ? selection.query : -1,
-    top: windowTop(maps.window), steps: windowSettings(layer, selection).segmentSize > 1 && !selection.merge,
+    top: windowTop(maps.window), steps: (layer.window || windowSettings(layer, selection).segmentSize > 1) && !selection.merge,
     theme: view.theme, width: Math.max(width, 120),
   });
 }

@@ -21,7 +21,7 @@ export function initialSelection(runs) {
   const selection = {
     snapshot, role: first.role, layer: first.layer, head: 0, otherHead: MEAN, key: null,
     query: gold ? run.gold.query : first.numQueries - 1,
-    segmentSize: null, expectation: null, merge: false, sort: "layer", show: first.left ? "window" : "attention",
+    segmentSize: null, expectation: null, rule: "soft", merge: false, sort: "layer", show: first.left ? "window" : "attention",
   };
   if (!first.left) return selection;
   const [best] = sortedHeads(run, { ...selection, sort: gold ? "overlap" : "width" });
@@ -44,13 +44,19 @@ export function rolesOf(run) {
   return [...new Set(run.snapshots[0].layers.map((layer) => layer.role))];
 }
 
-export function layersOf(run, snapshot, role) {
-  const layers = run.snapshots[Math.min(snapshot, run.snapshots.length - 1)].layers;
+/** Return the rules for windows that a page can show: of the last snapshot alone, the final model. */
+export function rulesOf(run, { snapshot }) {
+  return ["soft", ...(snapshot >= run.snapshots.length - 1 ? (run.rules ?? []).map((one) => one.label) : [])];
+}
+
+export function layersOf(run, { snapshot, rule }, role) {
+  const ruled = rulesOf(run, { snapshot }).includes(rule) && run.rules?.find((one) => one.label === rule);
+  const { layers } = ruled || run.snapshots[Math.min(snapshot, run.snapshots.length - 1)];
   return layers.filter((layer) => layer.role === role);
 }
 
-export function layerOf(run, { snapshot, role, layer }) {
-  return layersOf(run, snapshot, role).find((one) => one.layer === layer) ?? null;
+export function layerOf(run, selection) {
+  return layersOf(run, selection, selection.role).find((one) => one.layer === selection.layer) ?? null;
 }
 
 /** Return the longest segments that a page tries on a layer. */
@@ -101,14 +107,17 @@ export function tokenMaps(layer, head, segmentSize, expectation) {
   if (!layer.left) return maps;
   const bounds = segmentBounds(layer.numKeys, segmentSize, layer.segment_origin);
   for (const name of ["window", "phiLeft", "phiRight"]) maps[name] = new Float64Array(size);
+  if (layer.window) maps.window.set(part(layer.window));
   for (let query = 0; query < layer.numQueries; query++) {
     const start = query * layer.numKeys;
     const row = (array) => part(array).subarray(start, start + layer.numKeys);
     const [left, right] = [row(layer.left), row(layer.right)];
-    // a decoder's query sees no sinks after itself
-    const seen = layer.role === "Dec" ? layer.numKeys - layer.numQueries + query + 1 : layer.numKeys;
-    const sinks = [layer.segment_origin, Math.min(layer.segment_origin + (layer.sinks ?? 0), seen)];
-    maps.window.set(composeWindow(left, right, bounds, { expectation, tolerance: layer.window_tolerance, sinks }), start);
+    if (!layer.window) {
+      // a decoder's query sees no sinks after itself
+      const seen = layer.role === "Dec" ? layer.numKeys - layer.numQueries + query + 1 : layer.numKeys;
+      const sinks = [layer.segment_origin, Math.min(layer.segment_origin + (layer.sinks ?? 0), seen)];
+      maps.window.set(composeWindow(left, right, bounds, { expectation, tolerance: layer.window_tolerance, sinks }), start);
+    }
     maps.phiLeft.set(differences(left), start);
     maps.phiRight.set(differences(right), start);
   }
@@ -177,15 +186,15 @@ export const SORTS = {
 };
 
 /** Return the names of the orders that the heads of a role have. */
-export function sortsOf(run, { snapshot, role }) {
-  const gold = run.gold?.role === role;
-  const windowed = layersOf(run, snapshot, role).some((one) => one.left);
+export function sortsOf(run, selection) {
+  const gold = run.gold?.role === selection.role;
+  const windowed = layersOf(run, selection, selection.role).some((one) => one.left);
   return Object.keys(SORTS).filter((name) => (name !== "overlap" || gold) && (name !== "width" || windowed));
 }
 
 /** Return the heads of a role as { layer, head, measures }, in the order that is asked for. */
 export function sortedHeads(run, selection) {
-  const heads = layersOf(run, selection.snapshot, selection.role).flatMap((layer) =>
+  const heads = layersOf(run, selection, selection.role).flatMap((layer) =>
     Array.from({ length: layer.heads }, (_, head) => ({ layer, head, measures: headMeasures(run, layer, head, selection) })),
   );
   if (selection.sort === "layer") return heads;

@@ -49,7 +49,7 @@ export function drawThumbnails(box, run, selection, theme, choose) {
   };
   const rows = [];
   if (selection.sort === "layer") {
-    for (const layer of layersOf(run, selection.snapshot, selection.role)) {
+    for (const layer of layersOf(run, selection, selection.role)) {
       const row = html("div", { class: "heads", role: "group", "aria-label": `Layer ${layer.layer}, ${layer.kind}` });
       row.append(html("div", { class: "layer" }, `Layer ${layer.layer}`, html("span", { class: "kind" }, layer.kind)));
       for (let head = 0; head < layer.heads; head++) add(row, { layer, head });
