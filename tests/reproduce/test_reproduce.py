@@ -129,7 +129,7 @@ def test_learning_is_what_validations_gave_and_not_the_final_model(tmp_path):
 @pytest.fixture(scope="module")
 def translations(tmp_path_factory):
     """Two trained translators: plain and with windows everywhere."""
-    jobs = _jobs("figure3", [], [], tmp_path_factory.mktemp("translations"))
+    jobs = _jobs("figure3", ["en-de"], [], tmp_path_factory.mktemp("translations"))
     for job in jobs:
         assert run(job) is None, (job.folder / "output.txt").read_text()
     return jobs
@@ -147,6 +147,8 @@ def test_figure_3_shows_window_and_both_attentions(translations, tmp_path):
     plain, windowed = (job.folder for job in translations)
     draw_figure_3(plain, windowed, translations[0].store, tmp_path / "figure3.png")
     assert (tmp_path / "figure3.png").stat().st_size > 1000
+    with pytest.raises(ValueError, match=r"there is no row 21: the test set of \S+ has 20 sentences"):
+        draw_figure_3(plain, windowed, translations[0].store, tmp_path / "none.png", row=21)
     found = findings(table_of("figure3"), SMOKE, [], "…")
     write_report(found, tmp_path)
     assert f"({FIGURE})" in (tmp_path / REPORT).read_text(encoding="utf-8")
@@ -261,6 +263,52 @@ def test_tokenised_bleu_is_the_column_and_sacrebleu_stands_beside_it(tmp_path):
     assert "tokenised BLEU, compounds split, more is better" in text
     assert f"| 1 | {result['metrics']['bleu']['value']:.2f} |" in text
     assert "| seeds | sacreBLEU |" in text
+
+
+def test_figure_3_trains_again_what_was_copied_without_its_model(translations, tmp_path, monkeypatch):
+    jobs_there = jobs_of(table_of("figure3").choose(["en-de"], []), SMOKE, (1,), tmp_path)
+    for job, trained in zip(jobs_there, translations, strict=True):
+        job.folder.mkdir(parents=True)
+        for name in (RESULT, OUTCOMES):
+            (job.folder / name).write_bytes((trained.folder / name).read_bytes())
+    asked = []
+    monkeypatch.setattr(jobs, "make_store", lambda *_, **__: None)
+    monkeypatch.setattr(jobs, "run_all", lambda waiting, **_: asked.extend(waiting) or iter(()))
+    arguments = ["reproduce", "figure3", "--scale", "smoke", "--out", str(tmp_path)]
+    done = CliRunner().invoke(app, [*arguments, "--columns", "en-de", "--row", "2"])
+    assert done.exit_code == 0, done.output
+    assert [job.row.key for job in asked] == ["Global", "Enc(AW)-Cr(AW,Seg)-Dec(MW)"]
+    asked.clear()
+    # without columns, the paper's language alone
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    assert {job.column.name for job in asked} == {"en-fr"}
+
+
+@pytest.mark.parametrize("name", ["figure1", "figure2"])
+def test_figures_of_masks_need_no_training(name, tmp_path):
+    done = CliRunner().invoke(app, ["reproduce", name, "--out", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    assert done.output == f"{tmp_path / name}.png\n"
+    assert (tmp_path / f"{name}.png").stat().st_size > 1000
+
+
+def test_figure_1_has_the_vectors_of_the_paper():
+    vectors = list(figures.DRAWINGS["figure1"]().vectors.values())
+    expected = ["0010000000", "0000000100", "0011111111", "1111111100", "0011111100"]
+    assert ["".join(f"{value:.0f}" for value in vector.tolist()) for vector in vectors] == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["table5", "--row", "2"], "--row is for figure3, not for table5"),
+        (["figure1", "--columns", "en-de"], "figure1 has neither rows nor columns"),
+    ],
+)
+def test_options_that_a_table_does_not_have_are_refused(arguments, problem, tmp_path):
+    done = CliRunner().invoke(app, ["reproduce", *arguments, "--out", str(tmp_path)])
+    assert done.exit_code == 1
+    assert problem in str(done.exception)
 
 
 def test_the_parameters_of_the_paper_stand_beside_ours(tmp_path):

@@ -34,7 +34,9 @@ Names = Annotated[str, typer.Option(metavar="KEY[;KEY]…", help="Only these; se
 
 
 def reproduce(
-    table: Annotated[str, typer.Argument(help="A table of `diffwindow reproduce list`, or `list`.")],
+    table: Annotated[
+        str, typer.Argument(help="A table of `diffwindow reproduce list`, figure1, figure2, or `list`.")
+    ],
     scale: Annotated[
         str,
         typer.Option(help="paper: its own settings; trained: to the end; mini: two cores; smoke: minutes."),
@@ -47,10 +49,21 @@ def reproduce(
     jobs: Jobs = None,
     columns: Names = "",
     rows: Names = "",
+    row: Annotated[
+        int | None, typer.Option(min=1, help="Sentence of the test set that figure3 shows, from 1.")
+    ] = None,
 ) -> None:
-    """Train and evaluate the rows of a table, and report them; the same command resumes."""
+    """Train and evaluate the rows of a table, and report them; the same command resumes.
+
+    figure1 and figure2 are drawn without training.
+    """
+    if row is not None and table != "figure3":
+        raise ValueError(f"--row is for figure3, not for {table}")
     if table == "list":
         _list()
+        return
+    if table in reproduce_figures.DRAWINGS:
+        _draw_masks(table, columns or rows, out)
         return
 
     chosen_scale = reproduce_scales.scale_of(scale)
@@ -64,12 +77,19 @@ def reproduce(
     command = shlex.join(["diffwindow", *sys.argv[1:]])
     # a named column must exist at this scale; without names, those of the scale are run
     base = full_table if columns else scaled_table
-    chosen = base.choose(split_names(columns), split_names(rows))
+    names = split_names(columns)
+    if full_table.extra == "figure":
+        # one picture, of one column
+        names = names[:1] or [scaled_table.columns[0].name]
+    chosen = base.choose(names, split_names(rows))
     asked = reproduce_jobs.jobs_of(chosen, chosen_scale, numbers, out)
     # a report shows every finished run, whichever part and seeds were asked for
     seeds_shown = reproduce_jobs.every_seed(numbers, chosen_scale, out)
     shown = reproduce_jobs.jobs_of(scaled_table, chosen_scale, seeds_shown, out)
     finished = reproduce_jobs.done_before(shown)
+    if full_table.extra == "figure":
+        # results that were copied without their models are trained again, to be drawn
+        finished = [one for one in finished if reproduce_jobs.has_model(one.job)]
     missing = [column.name for column in full_table.columns if column not in scaled_table.columns]
     if missing and not columns:
         _tell(f"left out, because they have no {scale} scale: {', '.join(missing)}")
@@ -80,9 +100,12 @@ def reproduce(
 
     run_and_report(full_table, chosen_scale, asked, finished, folder, command, jobs=jobs, prepare=prepare)
     if full_table.extra == "figure":
-        _draw(reproduce_jobs.jobs_of(full_table, chosen_scale, numbers[:1], out), folder)
+        one_column = base.choose(names, [])
+        _draw(reproduce_jobs.jobs_of(one_column, chosen_scale, numbers[:1], out), row or 1, folder)
     speeds = None
     if full_table.extra == "speed":
+        # all runs may have been copied without their corpus
+        prepare(asked[:1])
         speeds = reproduce_cost.relative_speeds(full_table, asked[0].experiment, asked[0].store)
     finding = reproduce_findings.findings(full_table, chosen_scale, finished, command, speeds)
     write_last_report(finding, folder, finished)
@@ -125,13 +148,24 @@ def write_last_report(finding: Finding, folder: Path, finished: Sequence[Finishe
         raise typer.Exit(1)
 
 
-def _draw(jobs: Sequence[Job], folder: Path) -> None:
+def _draw(jobs: Sequence[Job], row: int, folder: Path) -> None:
     """Draw the attention of the first and the last row, if both are trained."""
     plain, windowed = jobs[0], jobs[-1]
-    if reproduce_jobs.result_of(plain) and reproduce_jobs.result_of(windowed):
-        path = folder / reproduce_report.FIGURE
-        reproduce_figures.draw_figure_3(plain.folder, windowed.folder, plain.store, path)
+    if reproduce_jobs.has_model(plain) and reproduce_jobs.has_model(windowed):
+        path, title = folder / reproduce_report.FIGURE, f"{plain.column.title}, test sentence {row}: "
+        reproduce_figures.draw_figure_3(
+            plain.folder, windowed.folder, plain.store, path, row=row, title=title
+        )
         print(path)
+
+
+def _draw_masks(name: str, chosen: str, out: Path) -> None:
+    """Draw a figure that needs no training."""
+    if chosen:
+        raise ValueError(f"{name} has neither rows nor columns, but {chosen!r} was asked for")
+    path = out / f"{name}.png"
+    reproduce_figures.draw_masks(reproduce_figures.DRAWINGS[name](), path)
+    print(path)
 
 
 def split_names(names: str) -> list[str]:

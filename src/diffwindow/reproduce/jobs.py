@@ -248,6 +248,13 @@ def every_seed(asked: Sequence[int], scale: Scale, out: Path) -> list[int]:
     return sorted({*asked, *(int(name) for name in names if name.isdecimal())})
 
 
+def has_model(job: Job) -> bool:
+    """Return whether a run has its model; those that are copied with their results alone have none."""
+    from diffwindow.training.config import MODEL
+
+    return (job.folder / MODEL).is_dir()
+
+
 def done_before(jobs: Sequence[Job]) -> list[FinishedJob]:
     """Return the jobs that are finished already."""
     return [FinishedJob(job, result) for job in jobs if (result := result_of(job)) is not None]

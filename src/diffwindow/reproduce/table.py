@@ -70,7 +70,7 @@ class Table:
     title: str
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
-    # "speed" times the rows in turns, "figure" draws the attention of the first and the last row
+    # "speed" times the rows in turns, "figure" draws the attention of the first and the last row of a column
     extra: Literal["speed", "figure"] | None = None
 
     def at(self, columns: Container[str]) -> Table:
