@@ -20,10 +20,9 @@ from diffwindow.attention.visibility import EVERYTHING, Visibility
 from diffwindow.attention.window import WindowAttention, window_attentions
 from diffwindow.checks import check_tolerance
 from diffwindow.data.store import Store
-from diffwindow.functional import segment_bounds
 from diffwindow.models.classifier import Classifier
 from diffwindow.models.model import evaluating
-from diffwindow.soft_window import Maps
+from diffwindow.soft_window import Maps, compose_window
 from diffwindow.special_tokens import PAD
 from diffwindow.tasks.classification import Classification, ClassificationBatch
 from diffwindow.tasks.task import B, Task, sweep
@@ -214,8 +213,7 @@ def window_statistics(
 ) -> list[HeadStatistics]:
     """Summarise the windows of many traces of one model; without a tolerance the layers' own counts.
 
-    Each boundary is a key drawn from its pointer, so with F_l and F_r the pointers' prefix sums, the later
-    of the two is at or before key i with probability F_l F_r, the earlier with 1 − (1 − F_l)(1 − F_r).
+    Width, start and end of each query are those of its `SoftWindow`.
     """
     if tolerance is not None:
         check_tolerance("tolerance", tolerance)
@@ -258,27 +256,22 @@ def _measure_layer(maps: LayerMaps) -> list[NDArray[np.float64]]:
     """Return width, start, end and entropy of each query that sees a key: a [4, queries] array per head."""
     assert maps.phi_left is not None
     assert maps.phi_right is not None
-    left, right = (phi.astype(np.float64).cumsum(-1) for phi in (maps.phi_left, maps.phi_right))
-    seen = left[..., -1] > 0.5
-    _, queries, keys = left.shape
-    origin = torch.tensor(maps.segment_origin)
-    first, last = (bound.double().numpy() for bound in segment_bounds(keys, maps.segment_size, origin))
+    heads, queries, keys = maps.phi_left.shape
+    window = compose_window(
+        torch.from_numpy(maps.phi_left).double(),
+        torch.from_numpy(maps.phi_right).double(),
+        mask=torch.from_numpy(maps.visible()),
+        segment_size=maps.segment_size,
+        segment_origin=torch.full((heads,), maps.segment_origin),
+    )
     slope = (keys - 1) / (queries - 1) if maps.role == "Cr" and queries > 1 else 1.0
     # a self-attention that has a cache has fewer queries than keys: they are the last of them
     place = np.arange(queries) * slope + (keys - queries if maps.role != "Cr" else 0)
-    if maps.role == "Dec":
-        # a segment that goes on after the query ends there
-        last = np.minimum(last, place[:, None])
-    start, end = _mean_key(first, 1 - (1 - left) * (1 - right)), _mean_key(last, left * right)
+    width, start, end = (x.numpy() for x in (window.width, window.start, window.end))
+    seen = maps.phi_left.sum(-1) > 0.5
     entropy = _entropy(maps.weights)
-    found = np.stack([end - start + 1, start - place, end - place, entropy])
-    return [found[:, head, seen[head]] for head in range(len(left))]
-
-
-def _mean_key(values: NDArray[np.float64], sums: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the mean of a value per key, where the keys' distribution has these prefix sums."""
-    mean: NDArray[np.float64] = (np.diff(sums, axis=-1, prepend=0.0) * values).sum(-1)
-    return mean
+    found = np.stack([width, start - place, end - place, entropy])
+    return [found[:, head, seen[head]] for head in range(heads)]
 
 
 def _entropy(weights: NDArray[np.float32]) -> NDArray[np.float64]:

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from diffwindow import functional, ops
+from diffwindow import ops
 from diffwindow.attention.kinds import WINDOWED
 from diffwindow.attention.visibility import first_seen_key
 from diffwindow.attention.window_module import WindowModule
@@ -15,7 +15,7 @@ from diffwindow.checks import CallOptions, Options, check_window_options
 from diffwindow.kernels import cpu
 from diffwindow.models.added_windows import WindowInit
 from diffwindow.notation import Attention
-from diffwindow.soft_window import Maps
+from diffwindow.soft_window import Maps, point_window
 
 # How many queries of a call tell how wide windows are.
 SAMPLED_QUERIES = 16
@@ -164,22 +164,14 @@ class WindowAdapter(WindowModule):
             causal = torch.arange(k.shape[2], device=q.device) <= queries
             visible = causal if visible is None else visible & causal
         q, k = q[:1, :, ::step], k[:1]
-        phi_left, phi_right = (
-            functional.boundary(pair(q), k, mask=visible, scale=options.scale)
-            for pair in (self.left, self.right)
-        )
-        window = functional.soft_window(
-            phi_left,
-            phi_right,
+        window = point_window(
+            ops.Boundaries(self.left(q), k, self.right(q), k),
+            mask=visible,
+            scale=options.scale,
             segment_size=options.segment_size,
             segment_origin=None if options.segment_origin is None else options.segment_origin[:1],
-            expectation="exact",
-            window_tolerance=options.window_tolerance,
         )
-        if visible is not None:
-            # segments go on after what a query sees
-            window = window * visible
-        return window.sum(-1).mean()
+        return window.width.mean()
 
     def extra_repr(self) -> str:
         """Show the settings in the module's repr."""
