@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from diffwindow.kernels import build, cpu
+from diffwindow.kernels import build, cpu, dense
 
 L = TypeVar("L", bound=nn.Module)
 # The C++ `FewRows`, eight bytes per field.
@@ -21,16 +21,26 @@ MAX_ROWS = 160
 _MIN_PRODUCTS = 1 << 16
 
 
-def apply(layer: nn.Module, x: Tensor) -> Tensor:
-    """Call a linear layer, or whatever has taken its place."""
-    if torch.is_grad_enabled() or not is_plain(layer):
-        output: Tensor = layer(x)
-        return output
-    return linear(x, layer.weight, layer.bias)
+def apply(layer: nn.Module, x: Tensor, *, relu: bool = False) -> Tensor:
+    """Call a linear layer, or whatever has taken its place; with `relu`, return the positive part."""
+    if is_plain(layer):
+        return linear(x, layer.weight, layer.bias, relu=relu)
+    output: Tensor = layer(x)
+    return F.relu(output, inplace=True) if relu else output
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return what `torch.nn.functional.linear` does, up to rounding."""
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, relu: bool = False) -> Tensor:
+    """Return what `torch.nn.functional.linear` does, up to rounding, or the positive part of it.
+
+    With gradients, many rows go to the kernels of `dense`.
+    """
+    if torch.is_grad_enabled() and dense.can_serve(x, weight, bias):
+        return dense.linear(x, weight, bias, relu=relu)
+    output = _linear(x, weight, bias)
+    return F.relu(output, inplace=True) if relu else output
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if torch.is_grad_enabled() or cpu.is_observed() or not _can_serve(x, weight, bias):
         return F.linear(x, weight, bias)
     outputs, inputs = weight.shape

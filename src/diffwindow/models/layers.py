@@ -184,7 +184,7 @@ class FeedForward(Residual):
 
     def forward(self, x: Float[Tensor, "*lead d"]) -> Float[Tensor, "*lead d"]:
         """Transform each token."""
-        hidden = F.relu(few_rows.apply(self.inner, self.enter(x)), inplace=True)
+        hidden = few_rows.apply(self.inner, self.enter(x), relu=True)
         hidden = residual.dropout(hidden, self.activation_dropout, training=self.training)
         return self.leave(x, few_rows.apply(self.outer, hidden))
 
