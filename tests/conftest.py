@@ -18,7 +18,9 @@ SHAPED = [
     "ops",
     # not those in Triton, which are no Python functions to be wrapped
     "kernels.cpu",
+    "kernels.interval",
     "kernels.operator",
+    "kernels.registration",
     "kernels.triton",
     "kernels.triton_launch",
     "attention",

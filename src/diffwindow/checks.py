@@ -161,7 +161,7 @@ def check_interval(
     for name, x in (("start", start), ("end", end)):
         check_positions(name, x)
         _check_broadcast(name, x, q, "[b, h, q]", list(q.shape[:3]))
-    check_count("sinks", sinks)
+    check_sinks(sinks)
     check_origin(origin, q, "origin")
 
 

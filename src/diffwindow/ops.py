@@ -26,7 +26,7 @@ from diffwindow.checks import (
     show_options,
     window_threshold,
 )
-from diffwindow.kernels import operator, single_query, triton
+from diffwindow.kernels import interval, operator, single_query, triton
 from diffwindow.messages import check_choice
 from diffwindow.soft_window import Maps, SoftWindow, Span, apply_rule, compose_window, point_window
 
@@ -50,6 +50,7 @@ __all__ = [
 
 Impl = Literal["auto", "reference", "cpu", "triton"]
 IMPLS: tuple[str, ...] = get_args(Impl)
+INTERVAL_IMPLS = ("auto", "reference", "cpu")
 
 # What a call may ask for that some kernels lack, as errors name it. All have the other options, and the
 # reference has everything.
@@ -59,6 +60,7 @@ Feature = Literal[
     "transforms of torch.func",
     "window rules",
     "ordered boundaries",
+    "gradients of an interval's attn_bias",
 ]
 
 
@@ -73,11 +75,16 @@ class Support(NamedTuple):
 
 
 # In the order in which "auto" tries them.
-SUPPORT: dict[Impl, Support] = {
+SUPPORT: dict[str, Support] = {
     "cpu": Support(
         devices=("cpu",),
         dtypes=(torch.float32, torch.bfloat16),
-        lacks=("transforms of torch.func", "window rules", "ordered boundaries"),
+        lacks=(
+            "transforms of torch.func",
+            "window rules",
+            "ordered boundaries",
+            "gradients of an interval's attn_bias",
+        ),
     ),
     "triton": Support(
         devices=("cuda",),
@@ -249,21 +256,28 @@ def interval_attention(
             `window_attention` does; an `attn_mask` applies too.
         scale: The factor of the scores; 1/√width by default.
         dropout_p: The share of weights to drop.
-        impl: "reference" (plain PyTorch) or "auto", which chooses.
+        impl: "cpu" (C++ kernels), "reference" (plain PyTorch) or "auto", which chooses.
 
     >>> q, k = torch.ones(1, 2, 1, 4), torch.ones(1, 1, 6, 4)
     >>> v = torch.arange(6.0).view(1, 1, 6, 1)
     >>> interval_attention(q, k, v, torch.tensor([[3], [5]]), torch.tensor([[4], [9]]), sinks=1).flatten()
     tensor([2.3333, 2.5000])
     """
+    call = interval.Call(
+        q, k, v, start, end, origin, attn_mask, attn_bias, None, is_causal, sinks, scale, dropout_p
+    )
+    if impl in ("auto", "cpu"):
+        out = interval.attend_one(call)
+        if out is not None:
+            return out
     options = Options(attn_mask, attn_bias, is_causal, scale=scale, dropout_p=dropout_p)
     check_interval(q, k, v, start, end, sinks, origin)
     check_options(q, k, options, additive=False)
-    check_choice("impl", impl, ("auto", "reference"))
-    inside = functional.interval_mask(start, end, k.shape[2], sinks=sinks, origin=origin)
-    if (visible := _visible(q, k, options)) is not None:
-        inside = inside & visible
-    return functional.interval_attention(q, k, v, inside, bias=attn_bias, scale=scale, dropout_p=dropout_p)
+    widest = max(x.shape[-1] * x.element_size() for x in (q, v))
+    backend = choose_impl(impl, q, _needs(widest, options, interval=True), INTERVAL_IMPLS)
+    if dropout_p > 0:
+        call = call._replace(seed=functional.draw_seed(q))
+    return interval.attend(call) if backend == "cpu" else _attend_interval_plainly(call)
 
 
 def visible_mask(
@@ -291,9 +305,9 @@ def visible_mask(
     return joined
 
 
-def choose_impl(impl: Impl, q: Tensor, needs: tuple[Feature, ...] = ()) -> Impl:
-    """Resolve "auto" for such tensors and needs; raise if an implementation asked for by name cannot run."""
-    check_choice("impl", impl, IMPLS)
+def choose_impl(impl: str, q: Tensor, needs: tuple[Feature, ...] = (), impls: tuple[str, ...] = IMPLS) -> str:
+    """Resolve "auto" among `impls` for such tensors and needs; raise if one asked for by name cannot run."""
+    check_choice("impl", impl, impls)
     if impl == "reference":
         return "reference"
     if impl != "auto":
@@ -301,13 +315,13 @@ def choose_impl(impl: Impl, q: Tensor, needs: tuple[Feature, ...] = ()) -> Impl:
             raise ValueError(f'impl="{impl}" is not available: {reason}; use impl="auto"')
         return impl
     for name, support in SUPPORT.items():
-        on_device = q.device.type in support.devices
+        on_device = name in impls and q.device.type in support.devices
         if on_device and _why_not(name, q.dtype, q.device.type, needs) is None:
             return name
     return "reference"
 
 
-def _why_not(impl: Impl, dtype: torch.dtype, device: str, needs: tuple[Feature, ...]) -> str | None:
+def _why_not(impl: str, dtype: torch.dtype, device: str, needs: tuple[Feature, ...]) -> str | None:
     """Say why an implementation cannot serve such a call, or None if it can."""
     support = SUPPORT[impl]
     devices = support.devices + support.on_request
@@ -332,11 +346,13 @@ for _constant in (_why_not, _is_transformed):
     _constant._dynamo_marked_constant = True  # type: ignore[union-attr]
 
 
-def _needs(widest: int, options: Options) -> tuple[Feature, ...]:
+def _needs(widest: int, options: Options, *, interval: bool = False) -> tuple[Feature, ...]:
     """List what a call asks for that some kernels lack; its widest head has `widest` bytes."""
     bias = options.attn_bias
+    needs_bias = bias is not None and bias.requires_grad and torch.is_grad_enabled()
     asked: dict[Feature, bool] = {
-        "gradients of attn_bias": bias is not None and bias.requires_grad and torch.is_grad_enabled(),
+        "gradients of attn_bias": needs_bias and not interval,
+        "gradients of an interval's attn_bias": needs_bias and interval,
         "heads of more than 512 bytes": widest > 512,
         "transforms of torch.func": _is_transformed() or forward_ad._current_level >= 0,
         "window rules": options.window_rule != "soft",
@@ -439,3 +455,17 @@ def _reference(call: operator.Call) -> Tensor:
 
 
 operator.use_reference(_reference)
+
+
+def _attend_interval_plainly(call: interval.Call) -> Tensor:
+    """Compute interval attention in plain PyTorch."""
+    q, k = call.q, call.k
+    inside = functional.interval_mask(call.start, call.end, k.shape[2], sinks=call.sinks, origin=call.origin)
+    visible = visible_mask(q, k, attn_mask=call.attn_mask, attn_bias=call.attn_bias, is_causal=call.is_causal)
+    return functional.interval_attention(
+        q, k, call.v, inside if visible is None else inside & visible,
+        bias=call.attn_bias, scale=call.scale, dropout_p=call.dropout_p, seed=call.seed,
+    )  # fmt: skip
+
+
+interval.use_reference(_attend_interval_plainly)

@@ -36,6 +36,34 @@ def is_in_memory(x: Tensor) -> bool:
     )
 
 
+def views(tensors: tuple[Tensor | None, ...], dtype: torch.dtype, *, dimensions: int = 4) -> list[int] | None:
+    """List the address, sizes and strides of each; return None if one is not a plain tensor in memory."""
+    views: list[int] = []
+    with_gradients = torch.is_grad_enabled()
+    for x in tensors:
+        if x is None:
+            views += (0,) * 9
+            continue
+        if type(x) is not Tensor or x.dtype is not dtype or not x.is_cpu or x.is_neg():
+            return None
+        if with_gradients and x.requires_grad:
+            return None
+        try:
+            view = (x.data_ptr(), *x.shape, *x.stride())
+        except RuntimeError:
+            # sparse and nested tensors have no address or no strides
+            return None
+        if len(view) != 1 + 2 * dimensions:
+            return None
+        views += view
+    return views
+
+
+def with_dimensions(dimensions: int, x: Tensor | None) -> Tensor | None:
+    """Add leading dimensions of size 1; what is no tensor is refused by the views."""
+    return x if not isinstance(x, Tensor) or x.dim() >= dimensions else x[(None,) * (dimensions - x.dim())]
+
+
 # Floats that backward needs of each row, besides the output.
 _STATISTICS = 6
 # The C++ `Attention` of csrc/problem.h, eight bytes per field: flags and sizes (8q), seed and dropout (Qd),

@@ -14,7 +14,6 @@ from diffwindow.kernels import build, cpu
 
 # The C++ `SingleQuery`, eight bytes per field; a view is its address, its sizes and its strides.
 _LAYOUT = struct.Struct("=8q 2d 3q q" + "9q" * 11)
-_ABSENT = (0,) * 9
 # what dw_single_query returns
 _DONE, _NO_MEMORY = 0, 1
 
@@ -39,7 +38,7 @@ def attend(
         return None
     q_left, k_left, q_right, k_right = boundaries
     q_local, k_local = local or (None, None)
-    views = _views((q, q_left, q_right, q_local, k, k_left, k_right, k_local, v), q.dtype)
+    views = cpu.views((q, q_left, q_right, q_local, k, k_left, k_right, k_local, v), q.dtype)
     return None if views is None else _run(views, q, options)
 
 
@@ -68,10 +67,10 @@ def _can_serve(dtype: torch.dtype, options: Options) -> bool:
 
 def _run(views: list[int], q: Tensor, options: Options) -> Tensor | None:
     """Run the kernel on described queries, keys and values; return None if anything does not agree."""
-    mask = _views((_four_dimensional(options.attn_mask),), torch.bool)
-    bias = _views((_four_dimensional(options.attn_bias),), torch.float32)
+    mask = cpu.views((cpu.with_dimensions(4, options.attn_mask),), torch.bool)
+    bias = cpu.views((cpu.with_dimensions(4, options.attn_bias),), torch.float32)
     origin = options.segment_origin
-    origins = [0, 0, 0] if origin is None else _views((origin,), torch.int64, dimensions=1)
+    origins = [0, 0, 0] if origin is None else cpu.views((origin,), torch.int64, dimensions=1)
     if mask is None or bias is None or origins is None:
         return None
     batch, heads, width = views[1], views[2], views[-5]
@@ -87,33 +86,3 @@ def _run(views: list[int], q: Tensor, options: Options) -> Tensor | None:
     if status == _NO_MEMORY:
         raise MemoryError("there is no memory for the scores of a query")
     return out if status == _DONE else None
-
-
-def _views(
-    tensors: tuple[Tensor | None, ...], dtype: torch.dtype, *, dimensions: int = 4
-) -> list[int] | None:
-    """List the address, sizes and strides of each; return None if one is not a plain tensor in memory."""
-    views: list[int] = []
-    with_gradients = torch.is_grad_enabled()
-    for x in tensors:
-        if x is None:
-            views += _ABSENT
-            continue
-        if type(x) is not Tensor or x.dtype is not dtype or not x.is_cpu or x.is_neg():
-            return None
-        if with_gradients and x.requires_grad:
-            return None
-        try:
-            view = (x.data_ptr(), *x.shape, *x.stride())
-        except RuntimeError:
-            # sparse and nested tensors have no address or no strides
-            return None
-        if len(view) != 1 + 2 * dimensions:
-            return None
-        views += view
-    return views
-
-
-def _four_dimensional(x: Tensor | None) -> Tensor | None:
-    # what is no tensor is refused by the views
-    return x if not isinstance(x, Tensor) or x.dim() >= 4 else x[(None,) * (4 - x.dim())]

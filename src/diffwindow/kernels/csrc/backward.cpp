@@ -148,19 +148,12 @@ void point(float* x, int64_t keys, const float* max, const float* inverse, float
 // Gradients of scores over a tile that the window does not reach: score <- P, grad <- dS. Multiplicative: dS = −P D.
 template <bool Additive>
 void differentiate_outside(int64_t begin, int64_t end, const Dropout& dropout, const Panel& panel, const PanelTile& x) {
+  if constexpr (Additive)
+    return softmax_gradient(begin, end, dropout, panel.max[0], panel.inverse[0], panel.dot, x.score, x.grad);
   for (int64_t lane = 0; lane < kPanel; lane += kLanes) {
     const vec top = load(panel.max[0] + lane), inverse = load(panel.inverse[0] + lane), dot = load(panel.dot + lane);
-    for (int64_t key = begin; key < end; ++key) {
-      const int64_t at = (key - begin) * kPanel + lane;
-      const vec weight = exp(load(x.score + at) - top) * inverse;
-      if constexpr (Additive) {
-        const vec keep = dropout.active ? dropout.factor(key, lane) : splat(1.f);
-        store(x.grad + at, weight * (load(x.grad + at) * keep - dot));
-        store(x.score + at, weight * keep);
-      } else {
-        store(x.grad + at, -weight * dot);
-      }
-    }
+    for (int64_t at = lane; at < (end - begin) * kPanel; at += kPanel)
+      store(x.grad + at, -(exp(load(x.score + at) - top) * inverse) * dot);
   }
 }
 

@@ -29,6 +29,23 @@ struct Pair {  // queries and keys whose product is a kind of score
   double scale;
 };
 
+template <int N>
+struct ViewOf {  // any strides; null if not given
+  void* data;
+  int64_t size[N], stride[N];
+};
+using View = ViewOf<4>;  // [batch head row width]
+
+// Let a view, if given, be read as one of sizes `full`; false if it does not broadcast to them.
+template <int N>
+bool broadcast(ViewOf<N>& x, const int64_t (&full)[N]) {
+  for (int i = 0; x.data && i < N; ++i) {
+    if (x.size[i] == 1) x.stride[i] = 0;
+    else if (x.size[i] != full[i]) return false;
+  }
+  return true;
+}
+
 constexpr int64_t kTile = 64;  // keys whose scores stay in L1
 typedef uint32_t word __attribute__((may_alias));
 

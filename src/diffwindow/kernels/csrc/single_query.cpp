@@ -7,15 +7,6 @@
 #include "parallel.h"
 
 namespace dw {
-namespace {
-
-struct View {  // [batch head row width], any strides; null if not given
-  void* data;
-  int64_t size[4], stride[4];
-};
-
-}  // namespace
-
 // Eight bytes per field, in the order of kernels/single_query.py.
 struct SingleQuery {
   int64_t is_bf16, is_causal, is_exact, is_normalized, segment_size, sinks, has_scale, threads;
@@ -367,12 +358,7 @@ bool fits(SingleQuery& p) {
   for (int64_t i = 0; i < p.pairs(); ++i)
     if (!agrees(p.q[i], 1, p.width(i)) || !agrees(p.k[i], p.keys(), p.width(i))) return false;
   if (!agrees(p.v, p.keys(), p.value_width())) return false;
-  for (View* x : {&p.mask, &p.bias}) {
-    for (int i = 0; x->data && i < 4; ++i) {
-      if (x->size[i] == 1) x->stride[i] = 0;
-      else if (x->size[i] != lead[i]) return false;
-    }
-  }
+  if (!broadcast(p.mask, lead) || !broadcast(p.bias, lead)) return false;
   return p.segment_size >= 1 && (!p.segment_origin || p.num_origins == p.batch());
 }
 

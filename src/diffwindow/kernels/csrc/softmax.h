@@ -72,6 +72,21 @@ inline void rescale_output(const float* rescale, int64_t width, float* out) {
       store(out + j * kPanel + lane, load(out + j * kPanel + lane) * load(rescale + lane));
 }
 
+// Gradients of keys [begin, end): score <- A after dropout, grad <- dS = A ⊙ (dA − D); softmax(x) is e^(x − max) · inverse.
+inline void softmax_gradient(int64_t begin, int64_t end, const Dropout& dropout, const float* max, const float* inverse,
+                             const float* dot, float* score, float* grad) {
+  for (int64_t lane = 0; lane < kPanel; lane += kLanes) {
+    const vec top = load(max + lane), scale = load(inverse + lane), center = load(dot + lane);
+    for (int64_t key = begin; key < end; ++key) {
+      const int64_t at = (key - begin) * kPanel + lane;
+      const vec weight = exp(load(score + at) - top) * scale;
+      const vec keep = dropout.active ? dropout.factor(key, lane) : splat(1.f);
+      store(grad + at, weight * (load(grad + at) * keep - center));
+      store(score + at, weight * keep);
+    }
+  }
+}
+
 // The columns of rows that `scatter_tile` multiplies by: panels, or half of one.
 inline int64_t padded(int64_t width) { return width <= Narrow::lanes ? Narrow::lanes : round_up(width, kPanel); }
 

@@ -1,0 +1,177 @@
+"""Interval attention in C++: an operator of torch, and a direct call where nothing needs the operator."""
+
+import math
+import struct
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from diffwindow.checks import MOST_KEYS
+from diffwindow.kernels import build, cpu
+from diffwindow.kernels.registration import (
+    Operator,
+    empty_output,
+    empty_rows_like,
+    expand_masks,
+    with_dense_rows,
+)
+
+# The C++ `Interval` of csrc/interval.h, eight bytes per field: `Attention`, then the shared heads and sinks
+# (2q), the origin (q), start and end with three strides each (8q), queries and keys, four tensors for
+# backward.
+_LAYOUT = struct.Struct(cpu.ATTENTION + "2q q 8q" + cpu.PAIR + "16q")
+_BACKWARD_FIELDS = 4 * 4
+# The C++ `IntervalQuery`; a view is its address, its sizes and its strides.
+_QUERY_LAYOUT = struct.Struct("=5q d 3q q 7q 7q" + "9q" * 5)
+# what dw_interval_query returns
+_DONE, _NO_MEMORY = 0, 1
+# The maximum and the inverse sum of a row's softmax.
+_STATISTICS = 2
+
+
+class Call(NamedTuple):
+    """The operator's arguments, in the order of its schema, as `ops.interval_attention` describes them."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    start: Tensor
+    end: Tensor
+    origin: Tensor | None
+    attn_mask: Tensor | None
+    attn_bias: Tensor | None
+    seed: Tensor | None
+    is_causal: bool
+    sinks: int
+    scale: float | None
+    dropout_p: float
+
+    @property
+    def differentiable(self) -> dict[str, Tensor]:
+        """The arguments that have a gradient, in order."""
+        return {"q": self.q, "k": self.k, "v": self.v}
+
+
+def attend(call: Call) -> Tensor:
+    """Compute a call whose arguments were checked, by the operator."""
+    return _operator(call)
+
+
+def attend_one(call: Call) -> Tensor | None:
+    """Compute one query per head without gradients, as in a step of decoding, by a direct call of the kernel.
+
+    Return None if this is not the plain case: the caller then checks the arguments, and `attend` computes.
+    The operator takes longer in Python than attention to some thousand keys does; the kernel compares the
+    shapes itself.
+    """
+    q, scale = call.q, call.scale
+    if cpu.is_observed() or type(q) is not Tensor or not q.is_cpu or q.dim() != 4 or q.size(2) != 1:
+        return None
+    if not _can_serve(call):
+        return None
+    tensors = cpu.views((q, call.k, call.v), q.dtype)
+    start, end = cpu.with_dimensions(3, call.start), cpu.with_dimensions(3, call.end)
+    places = cpu.views((start, end), torch.int64, dimensions=3)
+    mask = cpu.views((cpu.with_dimensions(4, call.attn_mask),), torch.bool)
+    bias = cpu.views((cpu.with_dimensions(4, call.attn_bias),), torch.float32)
+    origin = call.origin
+    origins = [0, 0, 0] if origin is None else cpu.views((origin,), torch.int64, dimensions=1)
+    if tensors is None or places is None or mask is None or bias is None or origins is None:
+        return None
+    out = empty_output(q, call.v)
+    status = build.load().dw_interval_query(
+        _QUERY_LAYOUT.pack(
+            q.dtype is torch.bfloat16, call.is_causal, call.sinks, scale is not None,
+            torch.get_num_threads(), scale or 0.0, *origins, out.data_ptr(), *places, *mask, *bias, *tensors,
+        )
+    )  # fmt: skip
+    if status == _NO_MEMORY:
+        raise MemoryError("there is no memory for the scores of a query")
+    return out if status == _DONE else None
+
+
+def _can_serve(call: Call) -> bool:
+    """Tell whether the kernel of one query serves such options; others raise an error, or are traced."""
+    return (
+        isinstance(call.start, Tensor)
+        and isinstance(call.end, Tensor)
+        and call.q.dtype in (torch.float32, torch.bfloat16)
+        and type(call.dropout_p) is float
+        and call.dropout_p == 0
+        and type(call.is_causal) is bool
+        and type(call.sinks) is int
+        and 0 <= call.sinks <= MOST_KEYS
+        and (call.scale is None or (type(call.scale) is float and math.isfinite(call.scale)))
+        and build.why_not() is None
+    )
+
+
+def empty_outputs(call: Call) -> tuple[Tensor, Tensor]:
+    """Allocate the output, and what backward needs of a row: its softmax and, for bf16, the exact output."""
+    row_width = _STATISTICS + (call.v.shape[-1] if call.v.dtype == torch.bfloat16 else 0)
+    return empty_output(call.q, call.v), call.v.new_empty(*call.q.shape[:3], row_width, dtype=torch.float32)
+
+
+def empty_grads(call: Call) -> list[Tensor]:
+    """Allocate the gradients, with contiguous rows in whatever order the inputs lie in memory."""
+    return [empty_rows_like(x) for x in call.differentiable.values()]
+
+
+def _forward(call: Call) -> tuple[Tensor, Tensor]:
+    out, rows = empty_outputs(call)
+    # named, so that copies live until the kernel has read them
+    readable = _make_addressable(call)
+    cpu.run("dw_interval_forward", _LAYOUT, [*_fields(readable, out, rows), *[0] * _BACKWARD_FIELDS])
+    return out, rows
+
+
+def _backward(
+    call: Call, grad: Tensor, out: Tensor, rows: Tensor, needs_bias: bool
+) -> tuple[list[Tensor], None]:
+    if needs_bias:
+        raise NotImplementedError("the kernels of interval attention have no gradients of attn_bias")
+    grads = empty_grads(call)
+    # hooks on saved tensors may have changed the layout of what forward returned
+    grad, out, rows = with_dense_rows(grad), with_dense_rows(out), rows.contiguous()
+    readable = _make_addressable(call)
+    fields = _fields(readable, out, rows)
+    for x in (grad, *grads):
+        fields += cpu.strided(x)
+    cpu.run("dw_interval_backward", _LAYOUT, fields)
+    return grads, None
+
+
+def _make_addressable(call: Call) -> Call:
+    """Return the arguments as kernels read them: positions as int64 `[b h q]`, tensors with dense rows."""
+    lead = call.q.shape[:3]
+    changed: dict[str, Any] = {
+        **{name: with_dense_rows(x) for name, x in call.differentiable.items()},
+        **expand_masks(call),
+        "start": call.start.to(torch.int64).expand(lead),
+        "end": call.end.to(torch.int64).expand(lead),
+        "origin": None if call.origin is None else call.origin.to(torch.int64).contiguous(),
+    }
+    return call._replace(**changed)
+
+
+def _fields(call: Call, out: Tensor, rows: Tensor) -> list[int | float]:
+    """List the fields of the C++ `Interval` in order, up to those of backward."""
+    return [
+        *cpu.attention_fields(call, out, rows),
+        max(1, call.q.shape[1] // max(1, call.k.shape[1])), call.sinks,
+        0 if call.origin is None else call.origin.data_ptr(),
+        *cpu.strided(call.start), *cpu.strided(call.end), *cpu.pair_fields(call.q, call.k, call.scale),
+    ]  # fmt: skip
+
+
+_operator = Operator(
+    "interval_attention",
+    Call,
+    len(("q", "k", "v")),
+    forward=_forward,
+    backward=_backward,
+    empty_outputs=empty_outputs,
+    empty_grads=empty_grads,
+)
+use_reference = _operator.use_reference
