@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from diffwindow.training import distributed as training_distributed
     from diffwindow.training import failures as training_failures
     from diffwindow.training import overrides as training_overrides
+    from diffwindow.training import rendezvous as training_rendezvous
     from diffwindow.training import run as training_run
     from diffwindow.view import figures as view_figures
     from diffwindow.view import panels as view_panels
