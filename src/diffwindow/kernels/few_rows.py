@@ -4,7 +4,7 @@ For up to some hundred rows it is faster than the library that torch calls, whic
 """
 
 import struct
-from typing import TypeGuard, TypeVar
+from typing import TypeGuard
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from diffwindow.kernels import build, cpu, dense
 
-L = TypeVar("L", bound=nn.Module)
 # The C++ `FewRows`, eight bytes per field.
 _LAYOUT = struct.Struct("=9q")
 # 32 sentences of a beam of 5, the largest step that benchmarks/decoding.py measures
@@ -54,10 +53,15 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return y
 
 
-def is_plain(layer: nn.Module, kind: type[L] = nn.Linear) -> TypeGuard[L]:
-    """Tell whether a call of the layer does what its class says and nothing else: no hooks, no subclass."""
+def is_plain(layer: nn.Module) -> TypeGuard[nn.Linear]:
+    """Tell whether a call of the layer does nothing but multiply by its weight and add its bias."""
+    return type(layer) is nn.Linear and not is_changed(layer)
+
+
+def is_changed(layer: nn.Module) -> bool:
+    """Tell whether hooks, or another `forward`, take part in a call of the layer."""
     hooks = nn.modules.module
-    return type(layer) is kind and not (
+    return bool(
         layer._forward_hooks
         or layer._forward_pre_hooks
         or layer._backward_hooks

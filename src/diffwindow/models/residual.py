@@ -37,7 +37,7 @@ def join(
 ) -> Float[Tensor, "*lead d"]:
     """Return norm(x + dropout(branch)), or x + dropout(branch) without a norm."""
     # what runs without gradients and dropout stays torch's, bit by bit
-    if norm is not None and training and few_rows.is_plain(norm, nn.LayerNorm) and norm.bias is not None:
+    if training and isinstance(norm, nn.LayerNorm) and norm.bias is not None and _is_plain(norm):
         values = kernel.Norm(norm.weight, norm.bias, norm.eps)
         if kernel.can_serve(x, branch, values):
             # without dropout, as without kernels, nothing is drawn
@@ -46,6 +46,10 @@ def join(
             return joined
     sum_ = x + dropout(branch, rate, training=training)
     return sum_ if norm is None else norm(sum_)
+
+
+def _is_plain(norm: nn.LayerNorm) -> bool:
+    return type(norm) is nn.LayerNorm and not few_rows.is_changed(norm)
 
 
 class _Dropout(torch.autograd.Function):
