@@ -5,6 +5,7 @@ Keys lie head by head in memory, and as a decoder's cache holds them:
 
     python benchmarks/decoding.py             # attention, under a minute
     python benchmarks/decoding.py --models    # tokens per second of greedy search with base models
+    python benchmarks/decoding.py --models --beam 5 --dtype int8 --kinds plain "Enc(AW)-Cr(AW,Seg)-Dec(MW)"
     python benchmarks/decoding.py --share 0.1 --tolerance 1e-4   # windows on a tenth of the keys
 """
 
@@ -22,6 +23,7 @@ from torch import Tensor
 from diffwindow.decoding import Decoding
 from diffwindow.decoding.beam import beam_search
 from diffwindow.decoding.search import start_continuation, start_translation
+from diffwindow.models.int8 import round_weights
 from diffwindow.models.language_model import LanguageModel, LanguageModelConfig
 from diffwindow.models.translator import Translator, TranslatorConfig
 from diffwindow.ops import Boundaries, window_attention
@@ -134,25 +136,36 @@ def show(rows: list[dict]) -> None:
             print(f"{f'{shape[0]} x {shape[1]}':<18}{layout:<8}" + "".join(f"{cell:>14}" for cell in cells))
 
 
-def translate(kind: str, sentences: int) -> tuple[Callable[[], object], int]:
-    """Return a greedy search over sources, and how many tokens it makes."""
+def translate(kind: str, sentences: int, beam: int, dtype: str) -> tuple[Callable[[], object], int]:
+    """Return a search over sources, and how many tokens it makes."""
     torch.manual_seed(0)
-    attention = "Global" if kind == "plain" else f"Cr({kind})@all-Dec({kind})@all"
+    attention = f"Cr({kind})@all-Dec({kind})@all"
+    if kind == "plain" or is_notation(kind):
+        attention = "Global" if kind == "plain" else kind
     model = Translator(TranslatorConfig(vocab_size=VOCABULARY, attention=attention)).eval()
     never_end(model)
+    if dtype == "int8":
+        round_weights(model)
     source = torch.randint(4, VOCABULARY, (sentences, LENGTH))
     start = lambda: start_translation(model, source, ratio=0.0, extra=LENGTH)  # noqa: E731
-    return lambda: beam_search(model, start(), Decoding(beam=1)), sentences * LENGTH
+    return lambda: beam_search(model, start(), Decoding(beam=beam)), sentences * LENGTH
 
 
-def generate(kind: str, sentences: int) -> tuple[Callable[[], object], int]:
+def is_notation(kind: str) -> bool:
+    """Tell whether a kind says by itself which layers have it."""
+    return "(" in kind
+
+
+def generate(kind: str, sentences: int, beam: int, dtype: str) -> tuple[Callable[[], object], int]:
     attention = "Global" if kind == "plain" else f"Dec({kind})@all"
     torch.manual_seed(0)
     model = LanguageModel(LanguageModelConfig(vocab_size=VOCABULARY, attention=attention)).eval()
     never_end(model)
+    if dtype == "int8":
+        round_weights(model)
     prompt = torch.randint(4, VOCABULARY, (sentences, LENGTH))
     start = lambda: start_continuation(model, prompt, limit=LENGTH)  # noqa: E731
-    return lambda: beam_search(model, start(), Decoding(beam=1)), sentences * LENGTH
+    return lambda: beam_search(model, start(), Decoding(beam=beam)), sentences * LENGTH
 
 
 def never_end(model: Translator | LanguageModel) -> None:
@@ -167,11 +180,14 @@ def never_end(model: Translator | LanguageModel) -> None:
     model.step = without_end
 
 
-def model_rows(kinds: list[str], batches: list[int], rounds: int) -> list[dict]:
+def model_rows(kinds: list[str], batches: list[int], rounds: int, beam: int, dtype: str) -> list[dict]:
     rows = []
+    tasks = {"translate": translate}
+    if not any(map(is_notation, kinds)):
+        tasks["generate"] = generate
     for sentences in batches:
-        for name, build in (("translate", translate), ("generate", generate)):
-            runs = [build(kind, sentences) for kind in kinds]
+        for name, build in tasks.items():
+            runs = [build(kind, sentences, beam, dtype) for kind in kinds]
             times: list[list[float]] = [[] for _ in runs]
             for run, _ in runs:
                 run()
@@ -191,18 +207,23 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print a list of rows as JSON")
     parser.add_argument("--seconds", type=float, default=0.5, help="for each row of attention")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--dtype", choices=DTYPES, default="fp32")
+    parser.add_argument(
+        "--dtype", choices=[*DTYPES, "int8"], default="fp32", help="bf16 without --models, int8 with it"
+    )
     parser.add_argument("--share", type=float, help="of the keys that windows cover; random if not given")
     parser.add_argument("--tolerance", type=float, default=0.0, help="the window tolerance")
     parser.add_argument("--normalize", action="store_true", help="normalise multiplicative windows")
-    parser.add_argument("--models", action="store_true", help="time greedy search with base models instead")
-    parser.add_argument("--kinds", nargs="+", default=list(MODEL_KINDS), help="in the decoders of --models")
+    parser.add_argument("--models", action="store_true", help="time searches with base models instead")
+    parser.add_argument(
+        "--kinds", nargs="+", default=list(MODEL_KINDS), help="in the decoders of --models, or notations"
+    )
+    parser.add_argument("--beam", type=int, default=1, help="of --models; 1 is greedy search")
     parser.add_argument("--sentences", nargs="+", type=int, default=[1, 32], help="together in --models")
     parser.add_argument("--rounds", type=int, default=3, help="of --models")
     chosen = parser.parse_args()
     torch.set_num_threads(chosen.threads)
     if chosen.models:
-        rows = model_rows(chosen.kinds, chosen.sentences, chosen.rounds)
+        rows = model_rows(chosen.kinds, chosen.sentences, chosen.rounds, chosen.beam, chosen.dtype)
         lines = [
             f"{r['task']:<10}{r['sentences']:>3} sentences  {r['kind']:<10}"
             f"{r['tokens_per_second']:>8.0f} tokens/s"

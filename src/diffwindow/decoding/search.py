@@ -200,10 +200,14 @@ def search(
         for row, rank in ends.nonzero().tolist():
             prefix = prefixes[row, candidates.parents[row, rank], 1:]
             running[row].add(prefix.tolist(), candidates.log_probs[row, rank].item())
-        best_open = candidates.log_probs.where(stays, -torch.inf).amax(-1).tolist()
-        rows = [row for row, best in enumerate(best_open) if not running[row].is_settled(best, length)]
-        running, kept = [running[row] for row in rows], torch.tensor(rows, dtype=torch.long, device=device)
-        parents, tokens, log_probs = _close_ranks(candidates, stays, kept)
+        if stays.all() and not any(done.hypotheses for done in running):
+            kept, (parents, tokens, log_probs) = torch.arange(len(running), device=device), candidates
+        else:
+            best_open = candidates.log_probs.where(stays, -torch.inf).amax(-1).tolist()
+            rows = [row for row, best in enumerate(best_open) if not running[row].is_settled(best, length)]
+            running = [running[row] for row in rows]
+            kept = torch.tensor(rows, dtype=torch.long, device=device)
+            parents, tokens, log_probs = _close_ranks(candidates, stays, kept)
         if not _is_unchanged(kept, parents, prefixes):
             state.select(kept, parents)
         sentences, limits = sentences[kept], limits[kept]
@@ -227,7 +231,9 @@ def forbid(step: Step) -> Float[Tensor, "s w v"]:
     """
     logits, at_limit = step.logits, step.at_limit
     ngram, shortest = step.decoding.no_repeat_ngram, step.decoding.min_new_tokens
-    logits[..., [PAD, BOS]] = -torch.inf
+    # one by one: a list of indices takes longer
+    logits[..., PAD] = -torch.inf
+    logits[..., BOS] = -torch.inf
     ends = logits[..., EOS].clone()
     if ngram and (banned := find_repeating(step.prefixes[..., 1:], ngram)) is not None:
         logits.scatter_(-1, banned, -torch.inf)
