@@ -35,7 +35,7 @@ export async function readRuns(page) {
     );
   return Promise.all(
     page.runs.map(async (run) => ({
-      ...run, snapshots: await readAll(run.snapshots, run.tokens), rules: await readAll(run.rules, run.tokens),
+      ...run, snapshots: await readAll(run.snapshots, run.tokens), rules: await readAll(run.rules ?? [], run.tokens),
     })),
   );
 }
