@@ -26,7 +26,7 @@ from diffwindow.checks import (
     show_options,
     window_threshold,
 )
-from diffwindow.kernels import interval, operator, single_query, triton
+from diffwindow.kernels import flex, interval, operator, single_query, triton
 from diffwindow.messages import check_choice
 from diffwindow.soft_window import Maps, SoftWindow, Span, apply_rule, compose_window, point_window
 
@@ -50,7 +50,6 @@ __all__ = [
 
 Impl = Literal["auto", "reference", "cpu", "triton"]
 IMPLS: tuple[str, ...] = get_args(Impl)
-INTERVAL_IMPLS = ("auto", "reference", "cpu")
 
 # What a call may ask for that some kernels lack, as errors name it. All have the other options, and the
 # reference has everything.
@@ -61,6 +60,7 @@ Feature = Literal[
     "window rules",
     "ordered boundaries",
     "gradients of an interval's attn_bias",
+    "dropout of intervals",
 ]
 
 
@@ -256,7 +256,8 @@ def interval_attention(
             `window_attention` does; an `attn_mask` applies too.
         scale: The factor of the scores; 1/√width by default.
         dropout_p: The share of weights to drop.
-        impl: "cpu" (C++ kernels), "reference" (plain PyTorch) or "auto", which chooses.
+        impl: "cpu" (C++ kernels), "triton" (torch's `flex_attention`, compiled for a GPU), "reference" (plain
+            PyTorch) or "auto", which chooses.
 
     >>> q, k = torch.ones(1, 2, 1, 4), torch.ones(1, 1, 6, 4)
     >>> v = torch.arange(6.0).view(1, 1, 6, 1)
@@ -274,10 +275,10 @@ def interval_attention(
     check_interval(q, k, v, start, end, sinks, origin)
     check_options(q, k, options, additive=False)
     widest = max(x.shape[-1] * x.element_size() for x in (q, v))
-    backend = choose_impl(impl, q, _needs(widest, options, interval=True), INTERVAL_IMPLS)
+    attend = _INTERVAL_BACKENDS[choose_impl(impl, q, _needs(widest, options, interval=True))]
     if dropout_p > 0:
         call = call._replace(seed=functional.draw_seed(q))
-    return interval.attend(call) if backend == "cpu" else _attend_interval_plainly(call)
+    return attend(call)
 
 
 def visible_mask(
@@ -305,9 +306,9 @@ def visible_mask(
     return joined
 
 
-def choose_impl(impl: str, q: Tensor, needs: tuple[Feature, ...] = (), impls: tuple[str, ...] = IMPLS) -> str:
-    """Resolve "auto" among `impls` for such tensors and needs; raise if one asked for by name cannot run."""
-    check_choice("impl", impl, impls)
+def choose_impl(impl: str, q: Tensor, needs: tuple[Feature, ...] = ()) -> str:
+    """Resolve "auto" for such tensors and needs; raise if an implementation asked for by name cannot run."""
+    check_choice("impl", impl, IMPLS)
     if impl == "reference":
         return "reference"
     if impl != "auto":
@@ -315,8 +316,7 @@ def choose_impl(impl: str, q: Tensor, needs: tuple[Feature, ...] = (), impls: tu
             raise ValueError(f'impl="{impl}" is not available: {reason}; use impl="auto"')
         return impl
     for name, support in SUPPORT.items():
-        on_device = name in impls and q.device.type in support.devices
-        if on_device and _why_not(name, q.dtype, q.device.type, needs) is None:
+        if q.device.type in support.devices and _why_not(name, q.dtype, q.device.type, needs) is None:
             return name
     return "reference"
 
@@ -353,6 +353,7 @@ def _needs(widest: int, options: Options, *, interval: bool = False) -> tuple[Fe
     asked: dict[Feature, bool] = {
         "gradients of attn_bias": needs_bias and not interval,
         "gradients of an interval's attn_bias": needs_bias and interval,
+        "dropout of intervals": options.dropout_p > 0 and interval,
         "heads of more than 512 bytes": widest > 512,
         "transforms of torch.func": _is_transformed() or forward_ad._current_level >= 0,
         "window rules": options.window_rule != "soft",
@@ -469,3 +470,4 @@ def _attend_interval_plainly(call: interval.Call) -> Tensor:
 
 
 interval.use_reference(_attend_interval_plainly)
+_INTERVAL_BACKENDS = {"cpu": interval.attend, "triton": flex.attend, "reference": _attend_interval_plainly}
