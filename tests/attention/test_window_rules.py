@@ -48,7 +48,8 @@ def test_a_rule_replaces_m_in_the_equations(options, rule):
     ruled.load_state_dict(attention.state_dict())
     maps = ruled.inspect(x, x, key_padding_mask=padding, is_causal=True)
     assert_close(maps.window.phi_left, soft.window.phi_left)
-    window = torch.ones_like(soft.window.values)
+    seen = torch.ones(7, 7, dtype=torch.bool).tril() & ~padding[:, None, None]
+    window = torch.ones_like(soft.window.values) * seen
     if rule != "none":
         window = discrete_window(*soft.window.discrete(rule), 7).double()
     if attention.options.sinks and rule != "none":
@@ -57,7 +58,6 @@ def test_a_rule_replaces_m_in_the_equations(options, rule):
     assert_close(maps.window.values, window)
     queries, keys = attention.project_self(x)
     q, k, v, _, local = attention.split_heads(queries, keys)
-    seen = torch.ones(7, 7, dtype=torch.bool).tril() & ~padding[:, None, None]
     score = q @ k.mT / 8**0.5
     plain = score.masked_fill(~seen, -1e9).softmax(-1) * seen
     if local is not None:
