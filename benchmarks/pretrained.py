@@ -1,6 +1,7 @@
 """Fit windows to a pretrained model and measure what they lose: perplexity, BLiMP, recall, another domain.
 
     python benchmarks/pretrained.py MODEL --data DIR --out OUT [--only perplexity-1024 …]
+    python benchmarks/pretrained.py --out OUT --report
 
 Each cell is a JSON file in OUT; the same command resumes. DIR holds `wikitext2/wiki.{train,test}.tokens.xz`,
 `enwik8/enwik8_first20m.xz` and `blimp/BLiMP.zip`. Windows are fitted to the start of the training text alone.
@@ -9,6 +10,7 @@ Each cell is a JSON file in OUT; the same command resumes. DIR holds `wikitext2/
 import argparse
 import json
 import lzma
+import math
 import re
 import time
 import zipfile
@@ -18,6 +20,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from diffwindow.evaluation.intervals import summary
 from diffwindow.files import write_json
 from diffwindow.hf import load_windows, remove_windows, save_windows
 from diffwindow.hf.fit import fit_recorded, measure, span_adapters
@@ -44,6 +47,7 @@ FEW = [
 ]
 PARTS = {
     "perplexity-1024-2": ("wiki", 1024, 2, ["full", *MAIN]),
+    "perplexity-1024-8": ("wiki", 1024, 8, ["full", *FEW[:3]]),
     "perplexity-1024": ("wiki", 1024, 20, ["full", *MAIN, *GROUPS]),
     "perplexity-2048": ("wiki", 2048, 10, ["full", *FEW]),
     "perplexity-8192": ("wiki", 8192, 2, ["full", *FEW[:3]]),
@@ -148,7 +152,7 @@ class Bench:
                 write_json(path, {"cell": cell, "text": text, "length": length, "blocks": rows})
             mean = sum(row["loss"] for row in rows[:count]) / count
             share = sum(row["share"] for row in rows[:count]) / count
-            print(f"{part}  {cell:<20} share {share:.3f}  perplexity {2.718281828**mean:.3f}", flush=True)
+            print(f"{part}  {cell:<20} share {share:.3f}  perplexity {math.exp(mean):.3f}", flush=True)
 
     @torch.no_grad()
     def recall(self, part: str, chosen: list[str] | None) -> None:
@@ -203,7 +207,7 @@ class Bench:
                 rows.append(
                     {
                         "paradigm": pairs[0]["UID"],
-                        "field": pairs[0]["field"],
+                        "field": pairs[0]["field"].replace("/", "_"),
                         "right": right,
                         "of": len(pairs),
                     }
@@ -242,16 +246,70 @@ def slide(model: nn.Module, share: float, length: int) -> None:
         window.bias.copy_(torch.tensor([1.0, 0.0]).expand_as(window.bias))
 
 
+def report(results: Path) -> str:
+    """Write what was measured as Markdown tables; intervals are over blocks, paired with the full model."""
+    cells = [json.loads(path.read_text()) for path in sorted(results.glob("*.json"))]
+    lines = []
+    for text, length in sorted({(cell["text"], cell["length"]) for cell in cells if "blocks" in cell}):
+        of_length = {
+            c["cell"]: c["blocks"] for c in cells if (c.get("text"), c.get("length")) == (text, length)
+        }
+        lines += [
+            f"\n{text}, blocks of {length:,}:\n",
+            "| windows | blocks | share | perplexity | times that of the full model |",
+            "|---|---|---|---|---|",
+        ]
+        for cell, rows in of_length.items():
+            losses = [row["loss"] for row in rows]
+            share = sum(row["share"] for row in rows) / len(rows)
+            ratio = _ratio(losses, [row["loss"] for row in of_length.get("full", [])])
+            lines.append(
+                f"| {cell} | {len(rows)} | {share:.3f} | {math.exp(sum(losses) / len(rows)):.2f} | {ratio} |"
+            )
+    for cell in cells:
+        if "rows" in cell:
+            right = sum(row["right"] for row in cell["rows"])
+            loss = sum(row["loss"] for row in cell["rows"]) / len(cell["rows"])
+            lines.append(
+                f"- {cell['part']}, {cell['cell']}: {right} of {len(cell['rows'])} right, {loss:.2f} nats"
+            )
+        if "paradigms" in cell:
+            fields = sorted({row["field"] for row in cell["paradigms"]})
+            counts = {f: [row for row in cell["paradigms"] if row["field"] == f] for f in fields}
+            shown = [
+                f"{f} {100 * sum(r['right'] for r in rows) / sum(r['of'] for r in rows):.1f} %"
+                for f, rows in counts.items()
+            ]
+            lines.append(f"- BLiMP, {cell['cell']}, {len(cell['paradigms'])} paradigms: {', '.join(shown)}")
+    return "\n".join(lines)
+
+
+def _ratio(losses: list[float], full: list[float]) -> str:
+    """Return the ratio of perplexities, with its interval if there are enough pairs of blocks."""
+    changes = [loss - base for loss, base in zip(losses, full, strict=False)]
+    if not changes:
+        return ""
+    found = summary(changes)
+    if found.reach is None or len(changes) < 5:
+        return f"{math.exp(found.mean):.3f}"
+    low, high = math.exp(found.mean - found.reach), math.exp(found.mean + found.reach)
+    return f"{math.exp(found.mean):.3f} ({low:.3f} - {high:.3f})"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("model")
-    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("model", nargs="?")
+    parser.add_argument("--data", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", nargs="+", default=EVERYTHING, choices=EVERYTHING)
     parser.add_argument("--cells", nargs="+", help="Such as full, sliding-0.40 or query-head-0.40.")
+    parser.add_argument("--report", action="store_true", help="Print the results as tables.")
     options = parser.parse_args()
+    if options.report:
+        print(report(options.out / "results"))
+        return
     (options.out / "results").mkdir(parents=True, exist_ok=True)
     bench = Bench(options)
     for part in options.only:

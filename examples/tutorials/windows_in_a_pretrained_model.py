@@ -3,9 +3,10 @@
 # %% [markdown]
 # # Windows in a pretrained model
 #
-# Windows can be added to a model that is trained already. At first they change nothing; then they learn, with
-# the rest of the model or alone. About a minute on two cores, without a network: we pretrain a tiny Llama
-# ourselves. With a network, `AutoModelForCausalLM.from_pretrained("…")` takes its place.
+# Windows can be given to a model that is trained already, in two ways. They are fitted to it, without
+# training, so that it reads fewer keys. Or they are added and learn, with the rest of the model or alone.
+# About a minute on two cores, without a network: we pretrain a tiny Llama ourselves. With a network,
+# `AutoModelForCausalLM.from_pretrained("…")` takes its place.
 
 # %%
 import torch
@@ -62,7 +63,31 @@ with torch.no_grad():
 print(f"pretrained: {before:.2f} nats per token on sentences that it has not seen")
 
 # %% [markdown]
-# ## Add windows
+# ## Fit windows, without training
+#
+# `fit_windows` measures on some text what windows of each span would cost, and chooses spans that read the
+# share of the keys that we ask for. Each window ends at its query and always has the first keys. A part of
+# the text is held out: there it tells the loss before and after.
+
+# %%
+from diffwindow.hf import fit_windows, remove_windows
+
+ids = [number for text in sentences for number in (BOS, *tokenizer.encode(text), EOS)]
+fitted = fit_windows(model, ids, share=0.4, sinks=1, tokens=8192, block=64)
+print(fitted)
+
+# %% [markdown]
+# This toy reads sentence after sentence, so short windows do. [Pretrained models](../results/pretrained.md)
+# has the figures of a real one, SmolLM2 with 135 million parameters. `diffwindow fit MODEL --text FILE --out
+# DIR` does the same from the command line. `remove_windows` gives the stock model back:
+
+# %%
+remove_windows(model)
+with torch.no_grad():
+    print("the stock model again:", loss(model, held_out).item() == before)
+
+# %% [markdown]
+# ## Add windows that learn
 #
 # The notation says where: `Dec(MW)` is a multiplicative window in the decoder's self-attention. Each gets a
 # gate of 0, so nothing changes yet.
@@ -89,9 +114,8 @@ with torch.no_grad():
 print(f"with windows: {after:.2f}, without: {before:.2f}")
 
 # %% [markdown]
-# The comparison is not fair: the plain model had fewer steps. [Pretrained models](../results/pretrained.md)
-# has one that is, and its answer is that windows do no harm and have not yet been shown to help. `windows_of`
-# tells what was added:
+# The comparison is not fair: the plain model had fewer steps. Whether learned windows help a pretrained model
+# has not been shown yet. `windows_of` tells what was added:
 
 # %%
 for row in windows_of(model).rows:
@@ -103,7 +127,7 @@ for row in windows_of(model).rows:
 # Windows are saved beside the model, in a few kilobytes. Without them the stock model is back, bit for bit.
 
 # %%
-from diffwindow.hf import load_windows, remove_windows, save_windows
+from diffwindow.hf import load_windows, save_windows
 
 save_windows(model, "windows")
 remove_windows(model)
