@@ -14,7 +14,13 @@ from diffwindow.checks import check_module
 from diffwindow.hf.attention import CHILD, IMPLEMENTATION, prepare_window, register
 from diffwindow.hf.families import Place, attention_places, check_has_attention
 from diffwindow.models import added_windows
-from diffwindow.models.added_windows import Layers, WindowInit, pair_with_slots, window_plan
+from diffwindow.models.added_windows import (
+    Layers,
+    WindowInit,
+    check_unsharded,
+    pair_with_slots,
+    window_plan,
+)
 from diffwindow.models.model import Model
 from diffwindow.models.span_adapter import SpanAdapter, SpanSettings
 from diffwindow.models.window_adapter import WindowAdapter
@@ -251,6 +257,7 @@ def _windows(model: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Module]]:
 def check_unwrapped(model: nn.Module) -> None:
     """Raise for no model, or one that PEFT, torch.compile, `as_transformers` or the like has wrapped."""
     check_module("model", model)
+    check_unsharded(model)
     if isinstance(getattr(model, "model", None), Model):
         raise ValueError(f"{type(model).__name__} wraps a model of ours; its windows are those of `.model`")
     for name, module in model.named_modules():

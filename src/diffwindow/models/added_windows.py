@@ -3,6 +3,7 @@
 Weights are kept. With `init="identity"` outputs stay what they were until training opens the windows.
 """
 
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -53,6 +54,7 @@ def add_windows(
     True
     """
     check_module("model", model)
+    check_unsharded(model)
     plan = window_plan(attention, layers=layers, boundary_dim=boundary_dim, init=init)
     if isinstance(model, nn.MultiheadAttention):
         if len(plan.terms) != 1:
@@ -105,6 +107,16 @@ def remove_windows(model: M) -> M:
         kept = Plan(tuple(term for term in model.config.plan.terms if term.attention.kind not in WINDOWED))
         model.config = model.config.model_copy(update={"attention": str(kept)})
     return model
+
+
+def check_unsharded(model: nn.Module) -> None:
+    """Raise if `fully_shard` or tensor parallelism has divided the parameters of a model."""
+    # without this module nothing is sharded, and its import takes long
+    tensor = sys.modules.get("torch.distributed.tensor")
+    if tensor and any(isinstance(parameter, tensor.DTensor) for parameter in model.parameters()):
+        raise ValueError(
+            f"{type(model).__name__} is sharded; add or remove windows first, and call fully_shard after that"
+        )
 
 
 def window_plan(
