@@ -28,16 +28,17 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=16, help="the distance at which positions are clipped")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     options = parser.parse_args()
-    print(
-        f"{'threads':>7} {'batch':>5} {'tokens':>6} {'width':>5}  {'window':<14} {'ms':>6} {'with / without':>14}"
-    )
+    heads = f"{'threads':>7} {'batch':>5} {'tokens':>6} {'width':>5}  {'window':<14}"
+    print(f"{heads} {'ms':>6} {'with / without':>14}")
     for threads in options.threads:
         torch.set_num_threads(threads)
-        for batch, tokens, width, heads in SHAPES:
+        for batch, tokens, width, num_heads in SHAPES:
             x = torch.randn(batch, tokens, width)
             for window in ("additive", "multiplicative"):
                 sizes = (None, options.size)
-                layers = [WindowAttention(width, heads, window=window, relative_size=size) for size in sizes]
+                layers = [
+                    WindowAttention(width, num_heads, window=window, relative_size=size) for size in sizes
+                ]
                 times: list[list[float]] = [[], []]
                 for _ in range(1 + ROUNDS):
                     for layer, spent in zip(layers, times, strict=True):
