@@ -8,6 +8,7 @@ from torch import tensor
 from torch.testing import assert_close
 
 from diffwindow import functional
+from diffwindow.checks import check_pointers
 from diffwindow.soft_window import SoftWindow, apply_rule, compose_window
 
 KEYS = 7
@@ -273,3 +274,25 @@ def test_mistakes_get_a_sentence(call, message):
     phi = torch.full((1, 5), 0.2)
     with pytest.raises((ValueError, TypeError), match=message):
         call(SoftWindow(phi, phi, phi))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_places_of_pointers_in_half_precision_are_exact(dtype):
+    pointer = torch.zeros(4000, dtype=dtype)
+    pointer[3001] = 1
+    window = compose_window(pointer, pointer)
+    assert (window.start.item(), window.end.item(), window.width.item()) == (3001, 3001, 1)
+
+
+@pytest.mark.parametrize(
+    ("pointers", "mask", "message"),
+    [
+        (((3, 4), (4,)), None, r"phi_left has shape \[3, 4\] and phi_right \[4\]; pass both"),
+        (((4,), (4,)), torch.ones(4), "mask is torch.float32; pass a boolean mask"),
+        (((4,), (4,)), torch.ones(3, dtype=torch.bool), r"mask has shape \[3\], which does not broadcast"),
+        (((4,), (4,)), torch.ones(5, 4, dtype=torch.bool), r"mask has shape \[5, 4\], which does not"),
+    ],
+)
+def test_pointers_and_their_mask_must_fit(pointers, mask, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        check_pointers(*map(torch.rand, pointers), mask)

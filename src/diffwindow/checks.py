@@ -272,6 +272,20 @@ def check_positions(name: str, x: Any) -> None:
         raise TypeError(f"{name} is {x.dtype}; pass integers, the indices of keys")
 
 
+def check_pointers(phi_left: Any, phi_right: Any, mask: Any) -> None:
+    """Raise unless two pointers have one shape, to which the mask broadcasts."""
+    check_floats("phi_left", phi_left)
+    check_floats("phi_right", phi_right)
+    if phi_left.shape != phi_right.shape:
+        raise ValueError(
+            f"phi_left has shape {list(phi_left.shape)} and phi_right {list(phi_right.shape)}; "
+            "pass both as [..., keys] of one shape"
+        )
+    if mask is not None:
+        check_mask("mask", mask)
+        _check_broadcast("mask", mask, phi_left, "that of the pointers", list(phi_left.shape))
+
+
 def check_key_indices(name: str, index: object, num_keys: int) -> None:
     """Raise unless `index` is an integer, or a tensor of them, each of which is one of the keys."""
     if not isinstance(index, Tensor):

@@ -16,6 +16,7 @@ from diffwindow.checks import (
     WindowRule,
     check_floats,
     check_key_indices,
+    check_pointers,
     check_positive,
 )
 from diffwindow.functional import discrete_window, leftward, rightward, segments_of
@@ -296,6 +297,7 @@ def compose_window(
     >>> compose_window(torch.eye(4)[2], torch.eye(4)[0], expectation="exact").values
     tensor([1., 1., 1., 0.])
     """
+    check_pointers(phi_left, phi_right, mask)
     values = functional.soft_window(
         phi_left,
         phi_right,
@@ -358,7 +360,8 @@ def apply_rule(window: SoftWindow, rule: WindowRule) -> SoftWindow:
 
 def _mean_key(probabilities: Float[Tensor, "*lead k"]) -> Float[Tensor, "*lead"]:
     key = torch.arange(probabilities.shape[-1], device=probabilities.device)
-    return (probabilities * key).sum(-1)
+    # half precision has no odd numbers above 256 (bf16) or 2048
+    return (functional.at_least_fp32(probabilities) * key).sum(-1)
 
 
 def _outermost(mask: Bool[Tensor, "*lead k"]) -> tuple[Int[Tensor, "*lead"], Int[Tensor, "*lead"]]:

@@ -6,6 +6,7 @@ import os
 import pytest
 import torch
 
+from diffwindow import ops
 from diffwindow.kernels import operator
 from samples.configurations import (
     BIASES,
@@ -213,3 +214,14 @@ def test_empty_dimensions(empty, impl):
         assert not out.any()
     if empty == "widths":
         torch.testing.assert_close(out, inputs[2].mean(2, keepdim=True).expand_as(out))
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("heads", [(0, 2), (2, 0)])
+@pytest.mark.parametrize("shape", [(), (8,), (7, 8), (1, 1, 7, 8)])
+def test_a_bias_that_broadcasts_over_no_heads_has_zero_gradients(heads, shape):
+    q, k = torch.randn(*heads, 7, 4), torch.randn(*heads, 8, 4)
+    bias = torch.randn(shape, requires_grad=True)
+    out = ops.window_attention(q, k, k, ops.Boundaries(q, k, q, k), attn_bias=bias, impl="cpu")
+    out.sum().backward()
+    assert bias.grad.eq(0).all()

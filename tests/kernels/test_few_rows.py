@@ -137,3 +137,12 @@ def test_gradients():
         assert out.requires_grad
         assert few_rows.linear(x, layer.weight).requires_grad
     assert not few_rows.apply(layer, x).requires_grad
+
+
+def test_relu_leaves_the_output_of_a_layer_with_hooks_as_it_is():
+    layer, kept = torch.nn.Linear(32, 32), []
+    layer.register_forward_hook(lambda _, inputs, output: kept.append(output))
+    x = torch.randn(200, 32)
+    out = few_rows.apply(layer, x, relu=True)
+    torch.testing.assert_close(kept[0], torch.nn.functional.linear(x, layer.weight, layer.bias))
+    torch.testing.assert_close(out, kept[0].relu())

@@ -25,7 +25,8 @@ def apply(layer: nn.Module, x: Tensor, *, relu: bool = False) -> Tensor:
     if is_plain(layer):
         return linear(x, layer.weight, layer.bias, relu=relu)
     output: Tensor = layer(x)
-    return F.relu(output, inplace=True) if relu else output
+    # not in place: hooks may keep the output, and gradients may need it
+    return F.relu(output) if relu else output
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, relu: bool = False) -> Tensor:

@@ -85,7 +85,7 @@ struct Problem : Attention {
   int64_t pairs() const { return is_additive ? 4 : 3; }
   // How many heads of how many sequences add their gradient to one place of that of the bias.
   int64_t sharing() const {
-    return grad_bias.data ? (grad_bias.batch ? 1 : batch) * (grad_bias.head ? 1 : heads) : 1;
+    return grad_bias.data ? std::max<int64_t>(1, (grad_bias.batch ? 1 : batch) * (grad_bias.head ? 1 : heads)) : 1;
   }
   // The index, over all sequences, of a head that adds to the same place as the others of its group.
   int64_t head_sharing(int64_t group, int64_t member) const {
