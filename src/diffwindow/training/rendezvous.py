@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import ipaddress
 import os
 import queue
@@ -149,7 +148,11 @@ def _outgoing(target: str = "192.0.2.1") -> str:
 
 
 def _addresses() -> dict[str, str]:
-    """Return the interfaces of this machine by address, without loopback."""
+    """Return the interfaces of this machine by address, without loopback; none where Unix's call is missing."""
+    try:
+        import fcntl
+    except ImportError:
+        return {}
     found = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
