@@ -148,7 +148,7 @@ def _outgoing(target: str = "192.0.2.1") -> str:
 
 
 def _addresses() -> dict[str, str]:
-    """Return the interfaces of this machine by address, without loopback; none where Unix's call is missing."""
+    """Return the interfaces of this machine by address, without loopback; none without Unix's call."""
     try:
         import fcntl
     except ImportError:
