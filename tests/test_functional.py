@@ -1,5 +1,7 @@
 """The equations, against the paper's examples, hand-derived values and properties."""
 
+from itertools import accumulate, product
+
 import pytest
 import torch
 from hypothesis import given
@@ -170,6 +172,57 @@ def test_a_far_origin_is_that_of_the_same_grid():
     assert all(torch.equal(*bounds) for bounds in zip(far, near, strict=True))
 
 
+def enumerated_phrase_window(phi_left, phi_right, gates, weigh):
+    """Take the mean over all segmentations and pairs of boundaries; `weigh` counts a pair's orders."""
+    n = phi_left.shape[-1]
+    window = torch.zeros(n, dtype=torch.float64)
+    for ends in product((0, 1), repeat=n - 1):
+        chance = torch.where(tensor(ends, dtype=torch.bool), gates, 1 - gates).prod()
+        phrase = [0, *accumulate(ends)]
+        for left, right, key in product(range(n), repeat=3):
+            forth = phrase[left] <= phrase[key] <= phrase[right]
+            back = phrase[right] <= phrase[key] <= phrase[left]
+            window[key] += chance * phi_left[left] * phi_right[right] * weigh(forth, back)
+    return window
+
+
+@pytest.mark.parametrize("n", [1, 2, 5])
+@pytest.mark.parametrize(
+    ("expectation", "weigh"),
+    [("paper", lambda a, b: a + b), ("exact", lambda a, b: a or b), ("ordered", lambda a, b: a)],
+)
+def test_phrase_window_is_the_mean_over_all_segmentations_and_boundaries(n, expectation, weigh):
+    phi_left, phi_right = random_phi(2, 1, n)
+    gates = torch.rand(n - 1, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    window = f.phrase_window(phi_left, phi_right, gates, expectation=expectation)
+    expected = enumerated_phrase_window(phi_left[0], phi_right[0], gates, weigh)
+    assert_close(window[0], expected, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("expectation", ["paper", "exact", "ordered"])
+@given(n=st.integers(1, 23), size=st.integers(1, 8), seed=st.integers(0, 99))
+def test_phrases_of_one_size_are_segments_and_of_one_key_are_tokens(expectation, n, size, seed):
+    phi_left, phi_right = random_phi(2, 3, n, seed=seed)
+    gates = (torch.arange(1, n) % size == 0).double()
+    assert_close(
+        f.phrase_window(phi_left, phi_right, gates, expectation=expectation),
+        f.soft_window(phi_left, phi_right, segment_size=size, expectation=expectation),
+    )
+
+
+@pytest.mark.parametrize("expectation", ["paper", "exact"])
+def test_gradients_of_phrase_windows(expectation):
+    """With one gate at 0 and one at 1, where a product of the others must not be lost."""
+    gates = torch.tensor([0.3, 1.0, 0.0, 0.6], dtype=torch.float64, requires_grad=True)
+    logits = torch.randn(2, 3, 5, dtype=torch.float64, requires_grad=True)
+
+    def window(logits, gates):
+        phi_left, phi_right = logits.softmax(-1)
+        return f.phrase_window(phi_left, phi_right, gates, expectation=expectation)
+
+    assert torch.autograd.gradcheck(window, (logits, gates))
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
 def test_boundaries_are_fp32_at_least(dtype):
     q = torch.randn(2, 3, 4).to(dtype)
@@ -276,6 +329,7 @@ def test_normalised_weights_of_a_window_too_small_to_divide_by():
         (lambda x: f.additive_weights(x, x, x, dropout_p=True), "dropout_p=True is not a number"),
         (lambda x: f.attend(x, x.to_sparse()), "pass v.to_dense()"),
         (lambda x: f.segment_bounds(5, 0), "segment_size=0 is below 1"),
+        (lambda x: f.phrase_window(x, x, x), "give one gate for each gap"),
         (lambda x: f.discrete_window(1, 2, -3), "num_keys=-3 is negative"),
     ],
 )

@@ -228,6 +228,75 @@ def show_sinks(
     return window.masked_fill(shown if mask is None else shown & mask, 1.0)
 
 
+def share_phrase(gates: Float[Tensor, "*lead gaps"]) -> Float[Tensor, "*lead k k"]:
+    """Return the probability that two keys share a phrase: T_ij = Π (1 − g_m) over the gaps m between them.
+
+    `gates` has, for each gap between neighbouring keys, the probability that a phrase ends there,
+    independently of the others; there is one gap less than there are keys.
+
+    >>> share_phrase(torch.tensor([0.0, 0.25]))
+    tensor([[1.0000, 1.0000, 0.7500],
+            [1.0000, 1.0000, 0.7500],
+            [0.7500, 0.7500, 1.0000]])
+    """
+    check_floats("gates", gates)
+    num_keys = gates.shape[-1] + 1
+    # row i of the upper triangle is the product of the gaps from key i on
+    stay = F.pad(1 - gates, (1, 0), value=1.0)[..., None, :]
+    later = torch.ones(num_keys, num_keys, dtype=torch.bool, device=gates.device).triu(1)
+    upper = torch.where(later, stay, 1.0).cumprod(-1).triu()
+    return upper + upper.triu(1).mT
+
+
+def phrase_window(
+    phi_left: Float[Tensor, "*lead q k"],
+    phi_right: Float[Tensor, "*lead q k"],
+    gates: Float[Tensor, "*phrases gaps"],
+    *,
+    expectation: Expectation = "paper",
+) -> Float[Tensor, "*lead q k"]:
+    """Compose two boundary distributions into a window of whole phrases, whose ends are known by `gates`.
+
+    With T of `share_phrase`, F̃_j = Σ_{i≤j} φ_i + Σ_{i>j} φ_i T_ij is the mass at or before the end of j's
+    phrase, G̃_j the mass at or after its start, and M = F̃_l ⊙ G̃_r + F̃_r ⊙ G̃_l. The gates on one side of j
+    are independent of those on the other, so the products are expectations over all segmentations. "exact"
+    takes off once what is counted twice: that both boundaries are in the phrase of the key.
+
+    Gates of 1 are `soft_window` by token; gates of 1 every n keys and 0 between, that by segments of n.
+
+    >>> one_hot = torch.eye(5)
+    >>> phrase_window(one_hot[1:2], one_hot[3:4], torch.tensor([0.0, 1.0, 1.0, 0.0]))
+    tensor([[1., 1., 1., 1., 1.]])
+    """
+    check_floats("phi_left", phi_left)
+    check_floats("phi_right", phi_right)
+    check_floats("gates", gates)
+    check_choice("expectation", expectation, EXPECTATIONS)
+    if gates.shape[-1] + 1 != phi_left.shape[-1]:
+        raise ValueError(
+            f"gates has shape {list(gates.shape)}, which does not fit {phi_left.shape[-1]} keys; give one "
+            "gate for each gap between neighbouring keys"
+        )
+    together = share_phrase(gates)
+    after, before = together.tril(-1), together.triu(1)
+    # A: mass before the key, in its phrase; B: mass after it
+    a_left, b_left = phi_left @ before, phi_left @ after
+    a_right, b_right = phi_right @ before, phi_right @ after
+    f_left, g_left = rightward(phi_left) + b_left, leftward(phi_left) + a_left
+    f_right, g_right = rightward(phi_right) + b_right, leftward(phi_right) + a_right
+    if expectation == "ordered":
+        return f_left * g_right
+    window = f_left * g_right + f_right * g_left
+    if expectation == "paper":
+        return window
+    both = phi_left * phi_right
+    # both on one side of the key, by where the nearer of them is
+    twice_before = (both + phi_left * a_right + a_left * phi_right) @ before
+    twice_after = (both + phi_left * b_right + b_left * phi_right) @ after
+    beside = phi_left * (a_right + b_right) + phi_right * (a_left + b_left)
+    return window - (both + beside + a_left * b_right + b_left * a_right + twice_before + twice_after)
+
+
 def masked_softmax(
     logits: Float[Tensor, "*lead k"], mask: Bool[Tensor, "..."] | None
 ) -> Float[Tensor, "*lead k"]:
