@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple, TypedDict, TypeVar, get_args
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch._C._functorch import peek_interpreter_stack
 
 from diffwindow.messages import check_choice, did_you_mean, quote
 
@@ -56,6 +57,7 @@ class CallOptions(WindowOptions, total=False):
     attn_bias: Float[Tensor, "..."] | None
     is_causal: bool
     segment_origin: Int[Tensor, " b"] | None
+    gates: Float[Tensor, "..."] | None
     scale: float | None
     dropout_p: float
 
@@ -73,6 +75,7 @@ class Options(NamedTuple):
     sinks: int = 0
     window_tolerance: float = 0.0
     window_rule: WindowRule = "soft"
+    gates: Float[Tensor, "..."] | None = None
     scale: float | None = None
     dropout_p: float = 0.0
 
@@ -188,6 +191,16 @@ def check_options(q: Tensor, k: Tensor, options: Options, *, additive: bool) -> 
         check_floats("attn_bias", options.attn_bias)
         _check_broadcast("attn_bias", options.attn_bias, q, "[b, h, q, k]", full)
     check_origin(options.segment_origin, q)
+    if options.gates is not None:
+        check_one_structure(options.segment_size, phrases=True)
+        check_gates(options.gates, k.shape[2])
+        _check_device("gates", options.gates, q)
+        batch, *heads = options.gates.shape[:-1] or (0,)
+        if batch != q.shape[0] or len(heads) > 1 or any(n != 1 and n != q.shape[1] for n in heads):
+            raise ValueError(
+                f"gates has shape {list(options.gates.shape)}, not [batch, gaps] or [batch, heads, gaps] "
+                f"with batch {q.shape[0]} and heads {q.shape[1]}"
+            )
 
 
 def check_window_options(options: Options, *, additive: bool) -> None:
@@ -343,6 +356,41 @@ def check_segment_size(segment_size: int) -> None:
     if segment_size < 1:
         raise ValueError(f"segment_size={segment_size} is below 1, which stands for windows by token")
     _check_countable("segment_size", segment_size)
+
+
+def check_one_structure(segment_size: int, *, phrases: bool) -> None:
+    """Raise if a window is asked to be both of segments and of phrases."""
+    if phrases and segment_size != 1:
+        raise ValueError(
+            f"segment_size={segment_size} and phrases exclude each other; a window is of segments or of "
+            "phrases"
+        )
+
+
+def check_gates(gates: Any, num_keys: int) -> None:
+    """Raise unless there is a number for each gap between neighbouring keys."""
+    check_floats("gates", gates)
+    gaps = max(num_keys - 1, 0)
+    if not gates.dim() or gates.shape[-1] != gaps:
+        raise ValueError(
+            f"gates has shape {list(gates.shape)}, which does not fit {num_keys} keys; give one "
+            "gate for each gap between neighbouring keys"
+        )
+
+
+def check_probabilities(gates: Tensor) -> None:
+    """Raise unless every gate is a probability, and name the row and the keys of one that is not."""
+    # what is traced or transformed has no values yet
+    if torch.compiler.is_compiling() or gates.is_meta or peek_interpreter_stack() is not None:
+        return
+    wrong = ((gates >= 0) & (gates <= 1)).logical_not()
+    if wrong.any():
+        *rows, gap = wrong.nonzero()[0].tolist()
+        place = f" in row {rows[0]}" if rows else ""
+        raise ValueError(
+            f"the gate between keys {gap} and {gap + 1}{place} is {gates[(*rows, gap)].item():g}; a gate is "
+            "a probability between 0 and 1"
+        )
 
 
 def check_sinks(sinks: int) -> None:

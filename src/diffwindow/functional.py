@@ -23,7 +23,9 @@ from diffwindow.checks import (
     check_count,
     check_dropout,
     check_floats,
+    check_gates,
     check_mask,
+    check_one_structure,
     check_origin,
     check_positions,
     check_scale,
@@ -170,6 +172,7 @@ def soft_window(
     window_tolerance: float = 0.0,
     sinks: int = 0,
     mask: Bool[Tensor, "..."] | None = None,
+    gates: Float[Tensor, "*phrases gaps"] | None = None,
 ) -> Float[Tensor, "*lead k"]:
     """Compose two boundary distributions into a window: M = F_l ⊙ G_r + F_r ⊙ G_l (Eq. 9, 11).
 
@@ -178,7 +181,8 @@ def soft_window(
     "ordered" has the first term alone (Eq. 6), which vanishes where the left boundary is behind the right.
 
     M below `window_tolerance` is set to 0, with a gradient of 0. After that M is set to 1, with a gradient of
-    0, at those of the first `sinks` keys from `segment_origin` on that `mask` shows.
+    0, at those of the first `sinks` keys from `segment_origin` on that `mask` shows. With `gates` it is a
+    window of whole phrases, as `phrase_window` has it.
 
     >>> one_hot = torch.eye(10)
     >>> soft_window(one_hot[8], one_hot[3])
@@ -191,6 +195,24 @@ def soft_window(
     check_choice("expectation", expectation, EXPECTATIONS)
     check_tolerance("window_tolerance", window_tolerance)
     check_sinks(sinks)
+    if gates is None:
+        window = _segment_window(phi_left, phi_right, segment_size, segment_origin, expectation)
+    else:
+        check_one_structure(segment_size, phrases=True)
+        window = phrase_window(phi_left, phi_right, gates, expectation=expectation)
+    if window_tolerance > 0:
+        window = window.masked_fill(window < window_tolerance, 0.0)
+    return show_sinks(window, sinks, segment_origin, mask)
+
+
+def _segment_window(
+    phi_left: Tensor,
+    phi_right: Tensor,
+    segment_size: int,
+    segment_origin: Tensor | None,
+    expectation: Expectation,
+) -> Tensor:
+    """Compose a window by token or by segments."""
     f_left = rightward(phi_left, segment_size, segment_origin=segment_origin)
     g_left = leftward(phi_left, segment_size, segment_origin=segment_origin)
     f_right = rightward(phi_right, segment_size, segment_origin=segment_origin)
@@ -205,9 +227,7 @@ def soft_window(
         mass_left = f_left + g_left - phi_left.sum(-1, keepdim=True)
         mass_right = f_right + g_right - phi_right.sum(-1, keepdim=True)
         window = window - mass_left * mass_right
-    if window_tolerance > 0:
-        window = window.masked_fill(window < window_tolerance, 0.0)
-    return show_sinks(window, sinks, segment_origin, mask)
+    return window
 
 
 def show_sinks(
@@ -248,6 +268,20 @@ def share_phrase(gates: Float[Tensor, "*lead gaps"]) -> Float[Tensor, "*lead k k
     return upper + upper.triu(1).mT
 
 
+def phrase_bounds(
+    ends: Bool[Tensor, "*lead gaps"],
+) -> tuple[Int[Tensor, "*lead k"], Int[Tensor, "*lead k"]]:
+    """Return the first and the last key of each key's phrase; `ends` is True in gaps where a phrase ends.
+
+    >>> [bound.tolist() for bound in phrase_bounds(torch.tensor([False, True, False]))]
+    [[0, 0, 2, 2], [1, 1, 3, 3]]
+    """
+    key = torch.arange(ends.shape[-1] + 1, device=ends.device)
+    first = torch.where(F.pad(ends, (1, 0), value=True), key, 0).cummax(-1).values
+    last = torch.where(F.pad(ends, (0, 1), value=True), key, key[-1])
+    return first, last.flip(-1).cummin(-1).values.flip(-1)
+
+
 def phrase_window(
     phi_left: Float[Tensor, "*lead q k"],
     phi_right: Float[Tensor, "*lead q k"],
@@ -270,15 +304,20 @@ def phrase_window(
     """
     check_floats("phi_left", phi_left)
     check_floats("phi_right", phi_right)
-    check_floats("gates", gates)
     check_choice("expectation", expectation, EXPECTATIONS)
-    if gates.shape[-1] + 1 != phi_left.shape[-1]:
-        raise ValueError(
-            f"gates has shape {list(gates.shape)}, which does not fit {phi_left.shape[-1]} keys; give one "
-            "gate for each gap between neighbouring keys"
-        )
-    together = share_phrase(gates)
+    check_gates(gates, phi_left.shape[-1])
+    if not phi_left.shape[-1]:
+        return phi_left * phi_right
+    together = share_phrase(gates.to(phi_left.dtype))
     after, before = together.tril(-1), together.triu(1)
+    with _no_autocast(phi_left):
+        return _phrase_window(phi_left, phi_right, before, after, expectation)
+
+
+def _phrase_window(
+    phi_left: Tensor, phi_right: Tensor, before: Tensor, after: Tensor, expectation: Expectation
+) -> Tensor:
+    """Compose a window from the probabilities that a key shares its phrase with each before and after it."""
     # A: mass before the key, in its phrase; B: mass after it
     a_left, b_left = phi_left @ before, phi_left @ after
     a_right, b_right = phi_right @ before, phi_right @ after

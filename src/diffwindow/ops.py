@@ -59,6 +59,7 @@ Feature = Literal[
     "transforms of torch.func",
     "window rules",
     "ordered boundaries",
+    "phrases",
     "gradients of an interval's attn_bias",
     "dropout of intervals",
 ]
@@ -83,6 +84,7 @@ SUPPORT: dict[str, Support] = {
             "transforms of torch.func",
             "window rules",
             "ordered boundaries",
+            "phrases",
             "gradients of an interval's attn_bias",
         ),
     ),
@@ -153,6 +155,8 @@ def window_attention(
             scores lie outside the window, small M decide.
         window_rule: For inference: "soft" is the window as it was trained; "argmax", "half" and "joint" make
             it discrete, as `SoftWindow.discrete` does; "none" sets M = 1.
+        gates: For windows of whole phrases, in place of segments: the probability that a phrase ends in each
+            gap between neighbouring keys, `[b k−1]` or `[b h k−1]`. Gates of 1 are a window by token.
         scale: The factor of all scores; 1/√width by default.
         dropout_p: The share of weights to drop; in a multiplicative window that is not normalised, before
             the product with M.
@@ -358,6 +362,7 @@ def _needs(widest: int, options: Options, *, interval: bool = False) -> tuple[Fe
         "transforms of torch.func": _is_transformed() or forward_ad._current_level >= 0,
         "window rules": options.window_rule != "soft",
         "ordered boundaries": options.expectation == "ordered",
+        "phrases": options.gates is not None,
     }
     return tuple(feature for feature, wanted in asked.items() if wanted)
 
@@ -434,6 +439,7 @@ def _maps(
 def _point(boundaries: Boundaries, mask: Tensor | None, options: Options) -> SoftWindow:
     """Return the soft window of a call."""
     dtype = functional.at_least_fp32(boundaries.q_left).dtype
+    gates = options.gates
     return point_window(
         boundaries,
         mask=mask,
@@ -443,6 +449,8 @@ def _point(boundaries: Boundaries, mask: Tensor | None, options: Options) -> Sof
         expectation=options.expectation,
         window_tolerance=window_threshold(options.window_tolerance, dtype, normalize=options.normalize),
         sinks=options.sinks,
+        # all heads of a sequence share gates without heads
+        gates=gates[:, None] if gates is not None and gates.dim() == 2 else gates,
     )
 
 

@@ -15,11 +15,13 @@ from diffwindow.checks import (
     Expectation,
     WindowRule,
     check_floats,
+    check_gates,
     check_key_indices,
     check_pointers,
     check_positive,
+    check_probabilities,
 )
-from diffwindow.functional import discrete_window, leftward, rightward, segments_of
+from diffwindow.functional import discrete_window, leftward, phrase_bounds, rightward, segments_of
 from diffwindow.messages import check_choice
 
 
@@ -34,8 +36,8 @@ class SoftWindow(NamedTuple):
     """A window M and the distributions of its two boundaries l and r over the keys, which are independent.
 
     The window goes from the earlier boundary to the later one: either pointer may be the earlier. With
-    segments it starts and ends with theirs, as far as the query sees them. A query that sees no key has
-    zeros throughout.
+    segments or phrases it starts and ends with theirs, as far as the query sees them. A query that sees no
+    key has zeros throughout.
 
     Attributes:
         values: M, `[… q k]`; `expectation` says whether two boundaries on one key count twice.
@@ -46,6 +48,8 @@ class SoftWindow(NamedTuple):
         segment_origin: Integers `[b]`, the key where each sequence's first segment starts; 0 by default.
         sinks: How many first keys, from `segment_origin` on, have M = 1 wherever the window is. Only `values`
             and `pool` count them.
+        gates: The probability that a phrase ends in each gap between neighbouring keys, `[… k−1]` for all
+            queries; None means a window by token or segment.
 
     >>> window = compose_window(torch.tensor([0.1, 0.8, 0.1, 0.0]), torch.tensor([0.0, 0.3, 0.1, 0.6]))
     >>> window.start, window.end, window.width
@@ -61,15 +65,16 @@ class SoftWindow(NamedTuple):
     segment_size: int = 1
     segment_origin: Int[Tensor, " b"] | None = None
     sinks: int = 0
+    gates: Float[Tensor, "*phrases gaps"] | None = None
 
     @property
     def start(self) -> Float[Tensor, "*lead"]:
-        """The expected first key: E min(l, r), or that of its segment."""
+        """The expected first key: E min(l, r), or that of its segment or phrase."""
         return _mean_key(self._edges()[0])
 
     @property
     def end(self) -> Float[Tensor, "*lead"]:
-        """The expected last key: E max(l, r), or that of its segment."""
+        """The expected last key: E max(l, r), or that of its segment or phrase."""
         return _mean_key(self._edges()[1])
 
     @property
@@ -98,8 +103,8 @@ class SoftWindow(NamedTuple):
     ) -> Float[Tensor, "*lead"]:
         """Return log φ_l(left) + log φ_r(right), to train on known spans: minimise its negative.
 
-        With segments, a pointer may be anywhere in the segment of its key. A key that the query does not see
-        has −inf; a query that sees none has 0, so that padding adds nothing to a loss.
+        With segments or phrases, a pointer may be anywhere in that of its key. A key that the query does not
+        see has −inf; a query that sees none has 0, so that padding adds nothing to a loss.
 
         Args:
             left: The key of the left boundary for each query: integers that broadcast to `[… q]`.
@@ -148,6 +153,8 @@ class SoftWindow(NamedTuple):
                 with the largest; "joint" the l ≤ r with the largest φ_l(l) φ_r(r).
             max_width: The most keys that a window of the rule "joint" may have; all by default.
 
+        Phrases then end at gates of ½ and more.
+
         >>> window = compose_window(torch.tensor([0.1, 0.0, 0.9]), torch.tensor([0.0, 0.8, 0.2]))
         >>> [tuple(map(int, window.discrete(rule))) for rule in ("argmax", "half", "joint")]
         [(1, 2), (1, 2), (2, 2)]
@@ -157,13 +164,14 @@ class SoftWindow(NamedTuple):
         if self.phi_left.shape[-1] == 0:
             nothing = self.phi_left.new_zeros(self.phi_left.shape[:-1], dtype=torch.long)
             return Span(nothing, nothing - 1)
+        window = self._replace(gates=None if self.gates is None else (self.gates >= 0.5).to(self.gates))
         if rule == "argmax":
             left, right = self.phi_left.argmax(-1), self.phi_right.argmax(-1)
         elif rule == "half":
-            left, right = self._half()
+            left, right = window._half()
         else:
-            left, right = self._joint(max_width)
-        first, last = self._reach()
+            left, right = window._joint(max_width)
+        first, last = window._reach()
         start = first.gather(-1, left.minimum(right)[..., None]).squeeze(-1)
         end = last.gather(-1, left.maximum(right)[..., None]).squeeze(-1)
         seen = self._sees_any()
@@ -172,8 +180,8 @@ class SoftWindow(NamedTuple):
     def sample(self) -> "SoftWindow":
         """Draw both boundaries: a window in {0, 1} whose gradients pass straight through to the pointers.
 
-        Its pointers are one-hot and M is exact. The exact M is linear in each pointer, and boundaries are
-        independent: so the gradient of a sampled M is, on average, that of the exact M.
+        Its pointers are one-hot, its gates, if any, 0 or 1, and M is exact. The exact M is linear in each of
+        them, and they are independent: so the gradient of a sampled M is, on average, that of the exact M.
 
         >>> window = compose_window(torch.tensor([0.0, 1.0, 0.0]), torch.tensor([0.0, 0.0, 1.0]))
         >>> with torch.no_grad():
@@ -185,14 +193,19 @@ class SoftWindow(NamedTuple):
                 "the pointers have no gradients, which sample() passes on; use discrete(), or call it under "
                 "torch.no_grad() for windows that are only drawn"
             )
-        drawn = (_draw(phi) + (phi - phi.detach()) for phi in (self.phi_left, self.phi_right))
+        left, right = (_draw(phi) + (phi - phi.detach()) for phi in (self.phi_left, self.phi_right))
+        gates = self.gates
+        if gates is not None:
+            gates = gates.detach().bernoulli() + (gates - gates.detach())
         return compose_window(
-            *drawn,
+            left,
+            right,
             mask=self.mask,
             segment_size=self.segment_size,
             segment_origin=self.segment_origin,
             expectation="exact",
             sinks=self.sinks,
+            gates=gates,
         )
 
     def _check_max_width(self, rule: str, max_width: int | None) -> None:
@@ -201,6 +214,11 @@ class SoftWindow(NamedTuple):
         check_positive("max_width", max_width)
         if rule != "joint":
             raise ValueError(f'max_width={max_width} is for rule="joint", not for {rule!r}; leave it out')
+        if self.gates is not None:
+            raise ValueError(
+                f"max_width={max_width} is for windows by token or segment; a phrase may be longer: leave it "
+                "out"
+            )
         if max_width < self.segment_size:
             raise ValueError(
                 f"max_width={max_width} is below segment_size={self.segment_size}: no window fits"
@@ -221,8 +239,12 @@ class SoftWindow(NamedTuple):
 
     def _reach(self) -> tuple[Int[Tensor, "*lead k"], Int[Tensor, "*lead k"]]:
         """Return where a window starts, and where it ends, with a boundary at each key."""
-        first, last = segments_of(self.phi_left, self.segment_size, self.segment_origin)
-        if self.mask is None or self.segment_size == 1 or not first.shape[-1]:
+        if self.gates is None:
+            first, last = segments_of(self.phi_left, self.segment_size, self.segment_origin)
+        else:
+            first, last = (x.unsqueeze(-2).expand_as(self.phi_left) for x in phrase_bounds(self.gates >= 0.5))
+        by_token = self.gates is None and self.segment_size == 1
+        if self.mask is None or by_token or not first.shape[-1]:
             return first, last
         # a segment may go on before or after what the query sees
         lowest, highest = _outermost(self.mask.expand_as(self.phi_left))
@@ -234,14 +256,39 @@ class SoftWindow(NamedTuple):
         both = left * right
         earlier = left * leftward(right) + right * leftward(left) - both
         later = left * rightward(right) + right * rightward(left) - both
+        if self.gates is not None:
+            return self._phrase_edges(earlier, later)
         if self.segment_size == 1:
             return earlier, later
         first, last = self._reach()
         zeros = torch.zeros_like(both)
         return zeros.scatter_add(-1, first, earlier), zeros.scatter_add(-1, last, later)
 
+    def _phrase_edges(
+        self, earlier: Float[Tensor, "*lead k"], later: Float[Tensor, "*lead k"]
+    ) -> tuple[Float[Tensor, "*lead k"], Float[Tensor, "*lead k"]]:
+        """Return where the window starts and ends, from where its earlier and its later boundary are.
+
+        It starts at a key if the earlier boundary is in its phrase, at it or after it, and a phrase ended
+        before it; and at the first key that the query sees if it would start before that.
+        """
+        assert self.gates is not None
+        if not earlier.shape[-1]:
+            return earlier, later
+        together = functional.share_phrase(self.gates.to(earlier.dtype))
+        ends = self.gates.to(earlier.dtype).unsqueeze(-2)
+        starts, stops = F.pad(ends, (1, 0), value=1.0), F.pad(ends, (0, 1), value=1.0)
+        if self.mask is not None:
+            lowest, highest = (x[..., None] for x in _outermost(self.mask.expand_as(earlier)))
+            key = torch.arange(earlier.shape[-1], device=earlier.device)
+            starts = torch.where(key == lowest, 1.0, starts) * (key >= lowest)
+            stops = torch.where(key == highest, 1.0, stops) * (key <= highest)
+        return earlier @ together.tril() * starts, later @ together.triu() * stops
+
     def _segment_mass(self, phi: Float[Tensor, "*lead k"]) -> Float[Tensor, "*lead k"]:
-        """Return for each key the sum of φ over its segment."""
+        """Return for each key the sum of φ over its segment or, on average, its phrase."""
+        if self.gates is not None:
+            return phi @ functional.share_phrase(self.gates.to(phi.dtype)) if phi.shape[-1] else phi
         if self.segment_size == 1:
             return phi
         first, _ = segments_of(phi, self.segment_size, self.segment_origin)
@@ -254,6 +301,7 @@ class SoftWindow(NamedTuple):
             segment_size=self.segment_size,
             segment_origin=self.segment_origin,
             expectation="exact",
+            gates=self.gates,
         )
         exact = self._visible(exact)
         inside = exact >= 0.5
@@ -291,6 +339,7 @@ def compose_window(
     expectation: Expectation = "paper",
     window_tolerance: float = 0.0,
     sinks: int = 0,
+    gates: Float[Tensor, "*phrases gaps"] | None = None,
 ) -> SoftWindow:
     """Make a window of its two pointers, which must not point at what the mask hides (Eq. 9, 11).
 
@@ -298,6 +347,9 @@ def compose_window(
     tensor([1., 1., 1., 0.])
     """
     check_pointers(phi_left, phi_right, mask)
+    if gates is not None:
+        check_gates(gates, phi_left.shape[-1])
+        check_probabilities(gates)
     values = functional.soft_window(
         phi_left,
         phi_right,
@@ -307,8 +359,9 @@ def compose_window(
         window_tolerance=window_tolerance,
         sinks=sinks,
         mask=mask,
+        gates=gates,
     )
-    return SoftWindow(values, phi_left, phi_right, mask, segment_size, segment_origin, sinks)
+    return SoftWindow(values, phi_left, phi_right, mask, segment_size, segment_origin, sinks, gates)
 
 
 def point_window(
@@ -321,6 +374,7 @@ def point_window(
     expectation: Expectation = "paper",
     window_tolerance: float = 0.0,
     sinks: int = 0,
+    gates: Float[Tensor, "*phrases gaps"] | None = None,
 ) -> SoftWindow:
     """Point at both boundaries and make the window of the pointers (Eq. 7-11).
 
@@ -338,6 +392,7 @@ def point_window(
         expectation=expectation,
         window_tolerance=window_tolerance,
         sinks=sinks,
+        gates=gates,
     )
 
 

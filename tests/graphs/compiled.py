@@ -24,22 +24,24 @@ CASES = [
 ]
 ROTARY = {"window": "multiplicative", "rotary": "both"}
 NORMALISED = {"window": "multiplicative", "window_tolerance": 0.3, "normalize": True, "sinks": 2}
+PHRASES = {"window": "additive", "phrases": "given"}
 
 
-def inputs(length: int) -> tuple[torch.Tensor, torch.Tensor]:
+def inputs(attention: WindowAttention, length: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     mask = torch.zeros(2, length, dtype=torch.bool)
     mask[0, :2] = True
-    return torch.randn(2, length, 16), mask
+    gates = {} if attention.phrases is None else {"gates": torch.rand(2, length - 1)}
+    return torch.randn(2, length, 16), {"key_padding_mask": mask, **gates}
 
 
 def check_compile(attention: WindowAttention, backend: str) -> None:
     """Compare output and gradients of one graph, without a break, with those of eager."""
     compiled = torch.compile(attention, fullgraph=True, backend=backend)
     results = []
-    x, mask = inputs(7)
+    x, options = inputs(attention, 7)
     for module in (attention, compiled):
         leaf = x.clone().requires_grad_()
-        output, weights = module(leaf, leaf, leaf, key_padding_mask=mask, is_causal=True)
+        output, weights = module(leaf, leaf, leaf, is_causal=True, **options)
         (output.square().sum() + weights.square().sum()).backward()
         results.append((output, weights, leaf.grad))
     assert_close(*results)
@@ -59,23 +61,25 @@ def check_residual() -> None:
 
 def check_export(attention: WindowAttention) -> None:
     """Export at one length and run at others."""
-    x, mask = inputs(7)
-    n = torch.export.Dim("n", min=2, max=64)
-    options = {"key_padding_mask": mask, "need_weights": False}
-    lengths = {name: {1: n} for name in ("query", "key", "value", "key_padding_mask")}
+    x, options = inputs(attention, 7)
+    n = torch.export.Dim("n", min=3, max=64)
+    lengths = {name: {1: n - 1 if name == "gates" else n} for name in ("query", "key", "value", *options)}
     program = torch.export.export(
-        attention.eval(), (x, x, x), options, dynamic_shapes={**lengths, "need_weights": None}
+        attention.eval(),
+        (x, x, x),
+        options | {"need_weights": False},
+        dynamic_shapes={**lengths, "need_weights": None},
     )
-    for length in (7, 2, 13):
-        x, mask = inputs(length)
-        options = {"key_padding_mask": mask, "need_weights": False}
+    for length in (7, 3, 13):
+        x, options = inputs(attention, length)
+        options = options | {"need_weights": False}
         assert_close(program.module()(x, x, x, **options)[0], attention(x, x, x, **options)[0])
 
 
 if __name__ == "__main__":
     torch.manual_seed(0)
     every = sys.argv[1] == "all"
-    for case in (*CASES, ROTARY, NORMALISED) if every else (CASES[1], ROTARY, NORMALISED):
+    for case in (*CASES, ROTARY, NORMALISED, PHRASES) if every else (CASES[1], ROTARY, NORMALISED, PHRASES):
         check_compile(WindowAttention(16, 2, **case), "aot_eager")
         check_export(WindowAttention(16, 2, **case))
     check_residual()

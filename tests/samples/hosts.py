@@ -9,13 +9,14 @@ import os
 import random
 import select
 import shutil
+import signal
 import struct
 import subprocess
 import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -59,16 +60,19 @@ class Host:
         self.processes.append(process)
         return process
 
-    def kill(self) -> None:
-        """End every process of the host at once, as a power cut does."""
+    def signal(self, number: int, *, but: str = "") -> None:
+        """Send a signal to every process of the host except those whose command contains `but`."""
         listed = subprocess.run(
             ["ip", "netns", "pids", self.namespace], capture_output=True, text=True, check=False
         )
         for pid in map(int, listed.stdout.split()):
-            try:
-                os.kill(pid, 9)
-            except ProcessLookupError:
-                continue
+            with suppress(ProcessLookupError, FileNotFoundError):
+                if not but or but not in Path(f"/proc/{pid}/cmdline").read_text():
+                    os.kill(pid, number)
+
+    def kill(self) -> None:
+        """End every process of the host at once, as a power cut does."""
+        self.signal(signal.SIGKILL)
         for process in self.processes:
             process.wait()
         self.processes.clear()

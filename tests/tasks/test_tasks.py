@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 import torch
 
+from diffwindow.data.corpora import recipe_of
 from diffwindow.data.own_files import labelled_recipe
 from diffwindow.data.prepare import prepare
 from diffwindow.data.store import Store
 from diffwindow.data.tokenizer import Tokenizer
 from diffwindow.decoding.translate import Output
+from diffwindow.evaluation.windows import window_fits
 from diffwindow.special_tokens import BOS, EOS, PAD
 from diffwindow.tasks import translation
 from diffwindow.tasks.entries import TaskOptions
@@ -177,3 +179,19 @@ def test_balanced_weights_make_rare_classes_count_as_much(tmp_path):
     expected = sum(2.0 * x if label == 0 else 2 / 3 * x for x, label in zip(nll, batch.labels, strict=True))
     assert weighted.loss(model, batch).item() == pytest.approx(expected, rel=1e-5)
     assert weighted.validate(model, "train") == plain.validate(model, "train")
+
+
+def test_windows_of_phrases_get_those_of_the_trees(agreement_store, tmp_path):
+    store = prepare(recipe_of("agreement-trees", rows=30), tmp_path / "store")
+    settings = {"embed_dim": 16, "num_heads": 2, "ffn_dim": 16, "attention": "Enc(AW,Phr)"}
+    task = task_of(store, model_config(store, settings), TaskOptions(phrase_height=1))
+    model, batch = task.build_model().eval(), task.collate("train", np.arange(9))
+    for row, (tokens, gates) in enumerate(zip(batch.tokens, batch.gates, strict=True)):
+        heights = store.split("train")[row]["phrases"][: len(gates)]
+        assert gates.tolist()[: len(heights)] == [float(height > 1) for height in heights]
+        assert len(gates) == len(tokens) - 1
+    assert [fit.layer for fit in window_fits(task, model, "valid")] == [1, 2]
+    assert task.loss(model, batch) != task.loss(model, replace(batch, gates=1 - batch.gates))
+    without = task_of(agreement_store, model_config(agreement_store, settings))
+    with pytest.raises(ValueError, match=r"Enc\(AW,Phr\) needs the phrases of texts"):
+        without.collate("train", np.arange(2))

@@ -10,7 +10,7 @@ from typing import Annotated, Any, NamedTuple
 from diffwindow.attention.base import ROLES, SELF_ROLES, Kind, Role, StackedAttention
 from diffwindow.attention.baselines import BASELINES
 from diffwindow.attention.plain import GlobalAttention
-from diffwindow.attention.window import Window, WindowAttention
+from diffwindow.attention.window import PHRASES, Phrases, Window, WindowAttention
 from diffwindow.checks import (
     EXPECTATIONS,
     Expectation,
@@ -47,12 +47,12 @@ KINDS = {
     "AW": Kind(
         "additive window",
         partial(WindowAttention, window=WINDOWED["AW"]),
-        options=("Seg", "Exact", "Ordered", "Dim", "Dist"),
+        options=("Seg", "Phr", "Exact", "Ordered", "Dim", "Dist"),
     ),
     "MW": Kind(
         "multiplicative window",
         partial(WindowAttention, window=WINDOWED["MW"]),
-        options=("Seg", "Exact", "Ordered", "Norm", "Dim", "Sink", "Gate", "Dist"),
+        options=("Seg", "Phr", "Exact", "Ordered", "Norm", "Dim", "Sink", "Gate", "Dist"),
     ),
     **BASELINES,
 }
@@ -68,6 +68,10 @@ class Attention:
     segment_size: Annotated[
         int, Option("Seg", "windows by segment", 5, takes_number=True, label="segments of {}")
     ] = 1
+    phrases: Annotated[
+        Phrases | None,
+        Option("Phr", "windows of phrases that are given", "given", roles=("Enc", "Cr"), label="phrases"),
+    ] = None
     expectation: Annotated[
         Expectation,
         Option("Exact", "windows without the double count", "exact", label="exact"),
@@ -107,6 +111,8 @@ class Attention:
         """Raise unless each option is one; whether its kind has it, and the sizes, the module checks."""
         check_choice("kind", self.kind, tuple(KINDS))
         check_segment_size(self.segment_size)
+        if self.phrases is not None:
+            check_choice("phrases", self.phrases, PHRASES)
         check_choice("expectation", self.expectation, EXPECTATIONS)
         check_sinks(self.sinks)
         check_bool("gate", self.gate)

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from diffwindow import functional, ops
-from diffwindow.checks import FLOATS, check_tensor
+from diffwindow.checks import FLOATS, check_gates, check_tensor
 
 # A float mask hides a key with -inf or with a large negative number: -1e4 (-9,984 in bf16), -1e9, or the
 # smallest of its type. The softmax gives such a key no weight.
@@ -94,12 +94,13 @@ def _check_mask(name: str, mask: Tensor, shapes: list[tuple[int, ...]], device: 
 
 
 class Visibility(NamedTuple):
-    """Which keys each query sees, with masks and a bias as in `ops`, and each sequence's first real key."""
+    """Which keys each query sees, and each sequence's first real key and phrases, all as in `ops`."""
 
     attn_mask: Bool[Tensor, "..."] | None = None
     is_causal: bool = False
     segment_origin: Int[Tensor, " b"] | None = None
     attn_bias: Float[Tensor, "..."] | None = None
+    gates: Float[Tensor, "..."] | None = None
 
     def visible(self, q: Float[Tensor, "b h q e"], k: Float[Tensor, "b h k e"]) -> Bool[Tensor, "..."] | None:
         """Return all masks as one, with what the bias hides; None means that everything is visible."""
@@ -113,12 +114,16 @@ class Visibility(NamedTuple):
 
     def select(self, sequences: Int[Tensor, " b2"]) -> "Visibility":
         """Keep these sequences of the batch; each tensor must have a row per sequence."""
-        mask, origin, bias = self.attn_mask, self.segment_origin, self.attn_bias
+
+        def row(x: Tensor | None) -> Tensor | None:
+            return None if x is None else x[sequences]
+
         return Visibility(
-            None if mask is None else mask[sequences],
+            row(self.attn_mask),
             self.is_causal,
-            None if origin is None else origin[sequences],
-            None if bias is None else bias[sequences],
+            row(self.segment_origin),
+            row(self.attn_bias),
+            row(self.gates),
         )
 
     def positions(self, length: int) -> Int[Tensor, "b n"] | None:
@@ -132,15 +137,34 @@ class Visibility(NamedTuple):
 EVERYTHING = Visibility()
 
 
-def padded_visibility(mask: Bool[Tensor, "b n"] | None, *, is_causal: bool = False) -> Visibility:
+def padded_visibility(
+    mask: Bool[Tensor, "b n"] | None,
+    *,
+    is_causal: bool = False,
+    gates: Float[Tensor, "b gaps"] | None = None,
+) -> Visibility:
     """See the real tokens, where `mask` is True; None means that all are.
 
     >>> padded_visibility(torch.tensor([[False, True, True]])).segment_origin
     tensor([1])
     """
     if mask is None:
-        return Visibility(is_causal=is_causal)
-    return Visibility(mask[:, None, None, :], is_causal, first_true(mask))
+        return Visibility(is_causal=is_causal, gates=gates)
+    if gates is not None:
+        gates = close_padding(gates, mask)
+    return Visibility(mask[:, None, None, :], is_causal, first_true(mask), gates=gates)
+
+
+def close_padding(gates: Float[Tensor, "b gaps"], mask: Bool[Tensor, "b n"]) -> Float[Tensor, "b gaps"]:
+    """End a phrase beside every token that is padding, where `mask` is False.
+
+    >>> close_padding(torch.zeros(1, 3), torch.tensor([[True, True, False, False]]))
+    tensor([[0., 1., 1.]])
+    """
+    check_gates(gates, mask.shape[1])
+    if gates.dim() != 2 or len(gates) != len(mask):
+        raise ValueError(f"gates has shape {list(gates.shape)}, not [batch, gaps] with batch {len(mask)}")
+    return gates.masked_fill(~(mask[:, 1:] & mask[:, :-1]), 1.0)
 
 
 def sinusoids(positions: Int[Tensor, "*lead"], embed_dim: int) -> Float[Tensor, "*lead d"]:

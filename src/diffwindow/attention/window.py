@@ -12,6 +12,7 @@ from diffwindow.attention.base import Keys, Queries, Rotary, StackedAttention, c
 from diffwindow.attention.visibility import (
     EVERYTHING,
     Visibility,
+    close_padding,
     distance_scores,
     first_visible_key,
     hidden,
@@ -26,6 +27,7 @@ from diffwindow.checks import (
     check_float_type,
     check_floats,
     check_not_traced,
+    check_one_structure,
     check_positive,
     check_tensor,
     check_window_options,
@@ -38,6 +40,9 @@ from diffwindow.soft_window import Maps
 
 Window = Literal["additive", "multiplicative"]
 WINDOWS: tuple[str, ...] = get_args(Window)
+# where the phrases come from that windows are made of
+Phrases = Literal["given"]
+PHRASES: tuple[str, ...] = get_args(Phrases)
 
 
 class WindowAttention(StackedAttention, WindowModule):
@@ -64,6 +69,7 @@ class WindowAttention(StackedAttention, WindowModule):
             changes nothing at first. The paper has no gate.
         relative_size: Add q_i·a_{j−i}/√e to the scores, with the distance clipped at this size (the keys'
             part of Shaw et al. 2018), for self-attention.
+        phrases: "given" makes windows of whole phrases, whose ends each call gives as `gates`.
         rotary: Rotate queries and keys by their positions in self-attention, where the queries are the last
             of the keys: those of the "scores" (local ones too), of the "pointers" or "both".
         batch_first: Take and return `[b n d]`, not `[n b d]`.
@@ -96,6 +102,7 @@ class WindowAttention(StackedAttention, WindowModule):
         boundary_dim: int | None = None,
         gate: bool = False,
         relative_size: int | None = None,
+        phrases: Phrases | None = None,
         rotary: Rotary | None = None,
         batch_first: bool = True,
         impl: ops.Impl = "auto",
@@ -108,6 +115,9 @@ class WindowAttention(StackedAttention, WindowModule):
         chosen = read_options(options, WindowAttention, WindowOptions)
         check_window_options(chosen, additive=window == "additive")
         check_bool("gate", gate)
+        if phrases is not None:
+            check_choice("phrases", phrases, PHRASES)
+        check_one_structure(chosen.segment_size, phrases=phrases is not None)
         check_bool("batch_first", batch_first)
         if dtype is not None:
             check_float_type("dtype", dtype)
@@ -132,6 +142,7 @@ class WindowAttention(StackedAttention, WindowModule):
         self.from_queries = None if relative_size is None else "relative positions"
         rows = None if relative_size is None else torch.empty(2 * relative_size + 1, head_dim)
         self.key_table = None if rows is None else nn.Parameter(nn.init.xavier_uniform_(rows))
+        self.phrases = phrases
         self.window = window
         self.kind = "AW" if window == "additive" else "MW"
         self.options = chosen
@@ -165,18 +176,22 @@ class WindowAttention(StackedAttention, WindowModule):
         attn_mask: Tensor | None = None,
         average_attn_weights: bool = True,
         is_causal: bool = False,
+        *,
+        gates: Float[Tensor, "..."] | None = None,
     ) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."] | None]:
         """Attend; the arguments and results are those of `torch.nn.MultiheadAttention`.
 
         As there, masks are True where a query may *not* look, or floats that are added to the scores, of
         which -9,000 and less hides; `need_weights=False` is faster. The weights are those used, for a
         multiplicative window the product with the window. `is_causal=True` needs no `attn_mask` beside it.
+        `gates` has, for windows of phrases, the probability that a phrase ends between a key and the next,
+        `[b k−1]`; beside padding one always ends.
         """
         check_bool("need_weights", need_weights)
         check_bool("average_attn_weights", average_attn_weights)
         query, key, value, batched = self._as_batches(query, key, value)
         visibility = self._read_visibility(
-            query, key, key_padding_mask, attn_mask, is_causal=is_causal, batched=batched
+            query, key, key_padding_mask, attn_mask, gates, is_causal=is_causal, batched=batched
         )
         queries, keys = self._project(query, key, value, key_padding_mask)
         weights = None
@@ -203,6 +218,7 @@ class WindowAttention(StackedAttention, WindowModule):
         key_padding_mask: Tensor | None = None,
         attn_mask: Tensor | None = None,
         is_causal: bool = False,
+        gates: Float[Tensor, "..."] | None = None,
     ) -> Maps:
         """Return the weights without dropout and the window with its boundaries, each `[b h q k]`.
 
@@ -212,7 +228,7 @@ class WindowAttention(StackedAttention, WindowModule):
         """
         query, key, _, batched = self._as_batches(query, key, key)
         visibility = self._read_visibility(
-            query, key, key_padding_mask, attn_mask, is_causal=is_causal, batched=batched
+            query, key, key_padding_mask, attn_mask, gates, is_causal=is_causal, batched=batched
         )
         return self.maps(*self._project(query, key, key, key_padding_mask), visibility)
 
@@ -242,7 +258,19 @@ class WindowAttention(StackedAttention, WindowModule):
         if self.key_table is not None:
             distances = distance_scores(q, self.key_table, keys.shape[1])
             visibility = visibility._replace(attn_bias=visibility.biased(distances))
+        visibility = visibility._replace(gates=self.gates_of(visibility))
         return self.options._replace(dropout_p=dropout_p, **visibility._asdict())
+
+    def gates_of(self, visibility: Visibility) -> Float[Tensor, "..."] | None:
+        """Return the gates of the phrases that windows are made of; None if they are not made of any."""
+        if self.phrases is None:
+            return None
+        if visibility.gates is None:
+            raise ValueError(
+                "windows of given phrases need gates, [batch, keys − 1]: the probability that a phrase ends "
+                "between a key and the next"
+            )
+        return visibility.gates
 
     @property
     def in_proj_weight(self) -> "_NoFastPath":
@@ -256,8 +284,9 @@ class WindowAttention(StackedAttention, WindowModule):
         return (
             f"{self.embed_dim}, num_heads={self.num_heads}, window={self.window!r}, {options}, "
             f"boundary_dim={self.boundary_dim}, gate={self.gate is not None}, "
-            f"relative_size={self.relative_size}, rotary={self.rotary!r}, dropout={self.dropout}, "
-            f"batch_first={self.batch_first}, impl={self.impl!r}"
+            f"relative_size={self.relative_size}, phrases={self.phrases!r}, "
+            f"rotary={self.rotary!r}, dropout={self.dropout}, batch_first={self.batch_first}, "
+            f"impl={self.impl!r}"
         )
 
     def _as_batches(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor, bool]:
@@ -313,6 +342,7 @@ class WindowAttention(StackedAttention, WindowModule):
         key: Tensor,
         key_padding_mask: Tensor | None,
         attn_mask: Tensor | None,
+        gates: Tensor | None,
         *,
         is_causal: bool,
         batched: bool,
@@ -321,10 +351,17 @@ class WindowAttention(StackedAttention, WindowModule):
         if key_padding_mask is not None and not batched:
             check_tensor("key_padding_mask", key_padding_mask)
             key_padding_mask = key_padding_mask.unsqueeze(0)
+        if gates is not None and self.phrases is None:
+            raise ValueError('gates are for windows of phrases; make the attention with phrases="given"')
+        if gates is not None and not batched:
+            check_tensor("gates", gates)
+            gates = gates.unsqueeze(0)
         self._check_places(query.shape[1], key.shape[1], is_causal=is_causal)
         shape = (query.shape[0], self.num_heads, query.shape[1], key.shape[1])
         visible, bias = read_masks(key_padding_mask, attn_mask, shape, query.device)
-        return Visibility(visible, is_causal, first_visible_key(key_padding_mask), bias)
+        if gates is not None and key_padding_mask is not None:
+            gates = close_padding(gates, ~hidden(key_padding_mask))
+        return Visibility(visible, is_causal, first_visible_key(key_padding_mask), bias, gates)
 
     def _project(
         self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None

@@ -136,4 +136,4 @@ def _set_in_all(modules: list[WindowModule], name: str, value: Callable[[WindowM
 
 
 def _visibility_of(options: Options) -> Visibility:
-    return Visibility(options.attn_mask, options.is_causal, options.segment_origin, options.attn_bias)
+    return Visibility(**{name: getattr(options, name) for name in Visibility._fields})

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from diffwindow.cli.completion import complete_corpora
 from diffwindow.cli.errors import name_data_option
 from diffwindow.cli.library import (
     data_corpora,
@@ -42,7 +43,10 @@ File = Path | None
 
 def prepare(
     out: Annotated[Path, typer.Option("--out", help="Folder of the store.")],
-    corpus: Annotated[str | None, typer.Argument(help="A known corpus; see `diffwindow data list`.")] = None,
+    corpus: Annotated[
+        str | None,
+        typer.Argument(help="A known corpus; see `diffwindow data list`.", autocompletion=complete_corpora),
+    ] = None,
     data: Raw = None,
     source: Annotated[File, typer.Option(help="Parallel text: source sentences, one per line.")] = None,
     target: Annotated[File, typer.Option(help="Parallel text: their translations.")] = None,
@@ -59,6 +63,13 @@ def prepare(
     test: Annotated[File, typer.Option(help="Testing, with --tsv, --labels or --text.")] = None,
     text_column: TextColumn = None,
     label_column: LabelColumn = None,
+    trees: Annotated[
+        bool,
+        typer.Option(
+            "--trees",
+            help="Texts of --labels and --text are bracketed trees, or CoNLL's chunks; keep their phrases.",
+        ),
+    ] = False,
     source_lang: Annotated[str | None, typer.Option(help="Language of the source, such as en.")] = None,
     target_lang: Annotated[str | None, typer.Option(help="Language of the target, such as de.")] = None,
     vocab_size: Annotated[
@@ -117,6 +128,7 @@ def prepare(
         (
             ("--target, --valid-… and --test-…", two_sided, ("--source",)),
             ("--valid and --test", bool(valid or test), ("--tsv", "--labels", "--text")),
+            ("--trees", trees, ("--labels", "--text")),
             ("--text-column and --label-column", bool(text_column or label_column), ("--labels",)),
             ("--source-lang and --target-lang", bool(source_lang or target_lang), ("--source", "--tsv")),
         ),
@@ -141,7 +153,7 @@ def prepare(
         else:
             files = {"train": tsv or labels or text, "valid": valid, "test": test}
             columns = data_readers.Columns(text_column, label_column)
-            recipe = _file_recipe(chosen, files, columns, skip_bad=skip_bad)
+            recipe = _file_recipe(chosen, files, columns, skip_bad=skip_bad, trees=trees)
         languages = {"source": source_lang, "target": target_lang}
         known = {field: language for field, language in languages.items() if language}
         recipe = recipe.adjust(
@@ -165,14 +177,20 @@ def _parallel_recipe(name: str, sides: dict[str, tuple[File, File]]) -> Recipe:
     return data_recipe.Recipe(name, "translation", splits)
 
 
-def _file_recipe(option: str, files: dict[str, File], columns: Columns, *, skip_bad: bool) -> Recipe:
+def _file_recipe(
+    option: str, files: dict[str, File], columns: Columns, *, skip_bad: bool, trees: bool
+) -> Recipe:
     existing = {split: _check_exists(file) for split, file in files.items() if file}
     if option == "--labels":
-        return data_own_files.labelled_recipe(existing, columns, skip_bad=skip_bad)
+        recipe = data_own_files.labelled_recipe(existing, columns, skip_bad=skip_bad)
+        return recipe.read_phrases() if trees else recipe
     is_text = option == "--text"
     read = data_own_files.plain_text if is_text else data_own_files.tsv_pairs
+    read = data_own_files.trees if trees else read
     splits = {split: read(file) for split, file in existing.items()}
-    return data_recipe.Recipe(existing["train"].name, "language-model" if is_text else "translation", splits)
+    task = "language-model" if is_text else "translation"
+    recipe = data_recipe.Recipe(existing["train"].name, task, splits)
+    return recipe.read_phrases() if trees else recipe
 
 
 @contextmanager

@@ -7,12 +7,18 @@ from typing import Annotated
 
 import typer
 
+from diffwindow.cli.completion import complete_presets
 from diffwindow.cli.library import files, tasks_entries, tasks_presets
 from diffwindow.cli.options import AsJson, check_partners
 
 
 def describe(
-    preset: Annotated[str, typer.Argument(help="A preset of `diffwindow list`, such as wmt14-en-de.")],
+    preset: Annotated[
+        str,
+        typer.Argument(
+            help="A preset of `diffwindow list`, such as wmt14-en-de.", autocompletion=complete_presets
+        ),
+    ],
     attention: Annotated[
         str, typer.Option(help='The attention of each layer, such as "Enc(AW)-Cr(AW,Seg)-Dec(MW)".')
     ] = "Global",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from diffwindow.cli.completion import complete_tables
 from diffwindow.cli.errors import name_data_option
 from diffwindow.cli.library import (
     files,
@@ -35,7 +36,11 @@ Names = Annotated[str, typer.Option(metavar="KEY[;KEY]…", help="Only these; se
 
 def reproduce(
     table: Annotated[
-        str, typer.Argument(help="A table of `diffwindow reproduce list`, figure1, figure2, or `list`.")
+        str,
+        typer.Argument(
+            help="A table of `diffwindow reproduce list`, figure1, figure2, or `list`.",
+            autocompletion=complete_tables,
+        ),
     ],
     scale: Annotated[
         str,

@@ -185,7 +185,15 @@ def _tatoeba(target: str, size: str) -> Corpus:
     )
 
 
-def _sst(name: str, use: str, size: str, labels: readers.SentimentLabels, *, phrases: bool = True) -> Corpus:
+def _sst(
+    name: str,
+    use: str,
+    size: str,
+    labels: readers.SentimentLabels,
+    *,
+    phrases: bool = True,
+    trees: bool = False,
+) -> Corpus:
     def tree(split: str, *, phrases: bool) -> Files:
         names = (
             f"trees/{split}.txt",
@@ -193,7 +201,7 @@ def _sst(name: str, use: str, size: str, labels: readers.SentimentLabels, *, phr
             f"trees_{split}.ptb.txt",
             f"{split}.txt",
         )
-        return Files(partial(readers.sst_trees, labels=labels, phrases=phrases), names)
+        return Files(partial(readers.sst_trees, labels=labels, phrases=phrases, trees=trees), names)
 
     return Corpus(
         name,
@@ -209,6 +217,7 @@ def _sst(name: str, use: str, size: str, labels: readers.SentimentLabels, *, phr
             "test": tree("test", phrases=False),
         },
         labels=_POLARITY if labels == "binary" else _FIVE_GRADES,
+        trees=trees,
         preset={"train": {"max_updates": 3_000}},
     )
 
@@ -295,10 +304,12 @@ def _wikitext(number: int, use: str, size: str, words: int, preset: Settings) ->
     )
 
 
-def _agreement(rows: int, seed: int, part: Part) -> Iterator[Row]:
+def _agreement(rows: int, seed: int, part: Part, *, trees: bool = False) -> Iterator[Row]:
+    # the verb and the whole sentence are not for the model
+    hidden = {"verb", "sentence", "tree"}
     for example in agreement(rows, seed, part=part):
-        # the verb and the whole sentence are not for the model
-        yield {name: value for name, value in asdict(example).items() if name not in {"verb", "sentence"}}
+        row = {name: value for name, value in asdict(example).items() if name not in hidden}
+        yield row | ({"text": example.tree} if trees else {})
 
 
 def _reorder(rows: int, seed: int, part: Part) -> Iterator[Row]:
@@ -306,20 +317,28 @@ def _reorder(rows: int, seed: int, part: Part) -> Iterator[Row]:
 
 
 _EN_DE = {"max_updates": 200_000, "save_every": "epoch"}
+_GENERATED_AGREEMENT = Corpus(
+    "agreement",
+    "classification",
+    Vocabulary("words", None, 512),
+    use="windows scored against the right one; demo",
+    size="20,000 sentences",
+    licence="generated",
+    origin="here",
+    labels=("singular", "plural"),
+    generate=_agreement,
+    preset={
+        "train": {"max_updates": 1_000, "lr": 2e-3, "warmup": 100, "valid_every": 100, "save_every": 100}
+    },
+)
 _ALL = (
-    Corpus(
-        "agreement",
-        "classification",
-        Vocabulary("words", None, 512),
-        use="windows scored against the right one; demo",
-        size="20,000 sentences",
-        licence="generated",
-        origin="here",
-        labels=("singular", "plural"),
-        generate=_agreement,
-        preset={
-            "train": {"max_updates": 1_000, "lr": 2e-3, "warmup": 100, "valid_every": 100, "save_every": 100}
-        },
+    _GENERATED_AGREEMENT,
+    replace(
+        _GENERATED_AGREEMENT,
+        name="agreement-trees",
+        use="the same with its phrases, for windows of them",
+        generate=partial(_agreement, trees=True),
+        trees=True,
     ),
     Corpus(
         "reorder",
@@ -360,6 +379,14 @@ _ALL = (
     _tatoeba("fr", "167,000 pairs"),
     _sst("sst2", "sentiment (the paper)", "6,920 sentences, 77,616 phrases", "binary"),
     _sst("sst2-sentences", "sentiment, without the phrases", "6,920 sentences", "binary", phrases=False),
+    _sst(
+        "sst2-trees",
+        "sentences with their trees, for windows of phrases",
+        "6,920 sentences",
+        "binary",
+        phrases=False,
+        trees=True,
+    ),
     _sst("sst5", "sentiment, five classes", "8,544 sentences, 159,274 phrases", "five"),
     _sst2_glue(),
     _imdb(),
@@ -479,7 +506,8 @@ def recipe_of(name: str, root: Path | None = None, *, rows: int | None = None, s
     """Return the recipe of a corpus: from its raw files in `root`, or generated with `rows` and `seed`."""
     corpus = corpus_of(name)
     if corpus.generate:
-        return corpus.generated(GENERATED_ROWS if rows is None else rows, seed)
+        generated = corpus.generated(GENERATED_ROWS if rows is None else rows, seed)
+        return generated.read_phrases() if corpus.trees else generated
     if rows is not None or seed:
         given = f"rows={rows}" if rows is not None else f"seed={seed}"
         raise CorpusError(f"{name} is made from files, so {given} has no effect; it shapes generated corpora")
@@ -487,4 +515,5 @@ def recipe_of(name: str, root: Path | None = None, *, rows: int | None = None, s
         raise NoFolderError(f"{name} is made from files; say in which folder they are")
     if not root.is_dir():
         raise CorpusError(f"{root} is not a folder; {name} is made from files in a folder")
-    return corpus.recipe(root)
+    recipe = corpus.recipe(root)
+    return recipe.read_phrases() if corpus.trees else recipe

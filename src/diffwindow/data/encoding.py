@@ -14,13 +14,14 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from diffwindow.data.lines import Audit, Row
+from diffwindow.data import trees
+from diffwindow.data.lines import Audit, CorpusError, Row
 from diffwindow.data.recipe import Recipe
 from diffwindow.data.store import text_fields
 from diffwindow.data.tokenizer import Tokenizer, moses_tokenizer, token_dtype
@@ -144,11 +145,30 @@ class Encoder:
         size = self._dtype.itemsize
         return b"".join(encoded), np.array([len(item) // size for item in encoded], np.int64)
 
+    def encode_phrases(self, texts: Sequence[str], phrases: Sequence[str]) -> tuple[bytes, NDArray[np.int64]]:
+        """Encode the distances of words from the next for each token of their texts; 0 inside a word."""
+        size, most = self._dtype.itemsize, self._tokenizer.vocab_size - 1
+        encoded = []
+        for text, distances in zip(texts, phrases, strict=True):
+            words, numbers = self._words(text), [min(int(one), most) for one in distances.split()]
+            if len(words) != len(numbers):
+                raise CorpusError(
+                    f"a tree of {len(numbers)} words does not match its text, which has {len(words)}: "
+                    f"{text[:60]!r}"
+                )
+            pieces = [[0] * (len(word) // size - 1) + [n] for word, n in zip(words, numbers, strict=True)]
+            encoded.append([*chain.from_iterable(pieces), numbers[-1]])
+        tokens = np.array([*chain.from_iterable(encoded)], self._dtype)
+        return tokens.tobytes(), np.array(list(map(len, encoded)), np.int64)
+
     def _one(self, text: str) -> bytes:
+        return b"".join([*self._words(text), self._end])
+
+    def _words(self, text: str) -> list[bytes]:
         words = text.split()
         if text.split(" ") != words:
             words = _BETWEEN_WORDS.split(text)
-        return b"".join([self._first[words[0]], *map(self._later.__getitem__, words[1:]), self._end])
+        return [self._first[words[0]], *map(self._later.__getitem__, words[1:])]
 
 
 CHUNK_ROWS = 8_192
@@ -161,14 +181,17 @@ class RawChunk:
     rows: int
     texts: dict[str, list[str]]
     numbers: dict[str, list[int]]
+    phrases: list[str] | None = None
 
 
 def raw_chunks(rows: Iterator[Row], text_fields: tuple[str, ...]) -> Iterator[RawChunk]:
     """Group rows into chunks, turning them into columns."""
     while chunk := list(islice(rows, CHUNK_ROWS)):
-        names = [name for name in chunk[0] if name not in text_fields]
+        names = [name for name in chunk[0] if name not in (*text_fields, trees.FIELD)]
         texts = {name: [str(row[name]) for row in chunk] for name in text_fields}
-        yield RawChunk(len(chunk), texts, {name: [int(row[name]) for row in chunk] for name in names})
+        phrases = [str(row[trees.FIELD]) for row in chunk] if trees.FIELD in chunk[0] else None
+        numbers = {name: [int(row[name]) for row in chunk] for name in names}
+        yield RawChunk(len(chunk), texts, numbers, phrases)
 
 
 class ChunkEncoder:
@@ -185,6 +208,10 @@ class ChunkEncoder:
             name: self._encoder.encode(list(map(self._before.get(name, str), texts)))
             for name, texts in chunk.texts.items()
         }
+        if chunk.phrases is not None:
+            # of the text, or of the source of a translation
+            text = next(iter(chunk.texts.values()))
+            sequences[trees.FIELD] = self._encoder.encode_phrases(text, chunk.phrases)
         columns = {name: np.array(values, np.int32) for name, values in chunk.numbers.items()}
         return Chunk(chunk.rows, sequences, columns)
 

@@ -53,9 +53,9 @@ class Audit:
     _closed_bytes: int = 0
     _open: list[BufferedReader] = field(default_factory=list)
 
-    def bad(self, path: Path, line: int, problem: str, detail: str = "") -> None:
-        """Raise on a bad row, or count it under `problem`."""
-        place = f"{path}, line {line}"
+    def bad(self, path: Path, line: int, problem: str, detail: str = "", *, unit: str = "line") -> None:
+        """Raise on a bad row, or count it under `problem`; `line` may count rows, which `unit` then says."""
+        place = f"{path}, {unit} {line}"
         if not self.skip_bad:
             raise BadRowError(f"{place}: {problem}{': ' + detail if detail else ''}; fix the file")
         self.leave_out(problem, place)

@@ -13,6 +13,7 @@ from diffwindow.data.lines import Audit, CorpusError, NoColumnError
 from diffwindow.data.readers import ANY_COLUMNS, Columns
 from diffwindow.data.recipe import Recipe, Source, source_of
 from diffwindow.data.tokenizer import nfc
+from diffwindow.data.trees import read_trees
 
 # tables of labels show and keep a label's whole name; a longer one is probably a text in the wrong column
 MAX_LABEL = 200
@@ -31,6 +32,11 @@ def tsv_pairs(path: Path) -> Source:
 def plain_text(*paths: Path) -> Source:
     """Read running text; blank lines are kept."""
     return source_of(partial(readers.text, blank="keep"), paths)
+
+
+def trees(path: Path) -> Source:
+    """Read bracketed trees, or the columns of CoNLL's chunks."""
+    return source_of(read_trees, (path,))
 
 
 def labelled_text(path: Path, labels: Sequence[str], columns: Columns = ANY_COLUMNS) -> Source:

@@ -318,11 +318,13 @@ def phrases_of(tree: str) -> list[tuple[int, str]]:
     return phrases
 
 
-def sst_trees(path: Path, audit: Audit, *, labels: SentimentLabels, phrases: bool = False) -> Iterator[Row]:
+def sst_trees(
+    path: Path, audit: Audit, *, labels: SentimentLabels, phrases: bool = False, trees: bool = False
+) -> Iterator[Row]:
     """Yield {text, label} of each sentence of the Stanford Sentiment Treebank, or of each distinct phrase.
 
     `binary` maps 0 and 1 to 0, 3 and 4 to 1, and has no neutral rows, as published. A phrase that occurs
-    with several labels is kept once with each.
+    with several labels is kept once with each. With `trees`, the text is the tree of the sentence.
     """
     classes = {0: 0, 1: 0, 3: 1, 4: 1} if labels == "binary" else {label: label for label in range(5)}
     seen: set[tuple[int, str]] = set()
@@ -335,7 +337,7 @@ def sst_trees(path: Path, audit: Audit, *, labels: SentimentLabels, phrases: boo
         for label, phrase in reversed(nodes) if phrases else nodes[-1:]:
             if label in classes and not (phrases and (label, phrase) in seen):
                 seen.add((label, phrase))
-                yield {"text": phrase, "label": classes[label]}
+                yield {"text": line if trees else phrase, "label": classes[label]}
 
 
 def linzen(path: Path, audit: Audit, *, all_differ: bool = False) -> Iterator[Row]:

@@ -19,6 +19,7 @@ from diffwindow.data.readers import reviews
 from diffwindow.data.store import text_fields
 from diffwindow.data.synthetic import Part
 from diffwindow.data.tokenizer import Kind, Normalization
+from diffwindow.data.trees import with_phrases
 
 Reader = Callable[[Audit], Iterator[Row]]
 HubRow = dict[str, Any]
@@ -93,6 +94,18 @@ class Source:
             return (row for row in rows if zlib.crc32(str(row[field]).encode()) // place % 1000 in buckets)
 
         return replace(self, reader=read, divided=self.divided + 1)
+
+    def read_phrases(self, field: str) -> Source:
+        """Return rows whose `field`, a bracketed tree, is its words, with the phrases beside them."""
+
+        def read(audit: Audit) -> Iterator[Row]:
+            for number, row in enumerate(self.reader(audit), 1):
+                try:
+                    yield with_phrases(row, field)
+                except ValueError as error:
+                    audit.bad(self.files[0], number, "not a bracketed tree", str(error), unit="row")
+
+        return replace(self, reader=read)
 
     def clean(self, cleaning: Cleaning) -> Source:
         """Return the pairs that are neither too long nor too unequal; the others are counted as skipped."""
@@ -173,6 +186,8 @@ class Recipe:
         if named and len(named) != len(fields):
             raise ValueError(f"moses={moses} names {len(named)} languages for the fields {', '.join(fields)}")
         tokenised = dict(zip(fields, named, strict=True)) if named else self.moses
+        if tokenised and "trees" in self.variant:
+            raise ValueError("Moses would cut the words of trees into others; leave moses or the trees out")
         for name, language in (known | tokenised).items():
             check_language(language, name)
         limits = {name: limit for name, limit in asdict(cleaning).items() if limit} if cleaning else {}
@@ -191,6 +206,12 @@ class Recipe:
             languages=tokenised | known,
             normalization=normalization or self.normalization,
         )
+
+    def read_phrases(self) -> Recipe:
+        """Return the recipe of texts that are bracketed trees, with the phrases beside their words."""
+        field = text_fields(self.task)[0]
+        splits = {name: source.read_phrases(field) for name, source in self.splits.items()}
+        return replace(self, splits=splits, variant=self.variant | {"trees": True})
 
     def settings(self) -> dict[str, Any]:
         """Return the settings as plain data for the manifest."""
@@ -243,7 +264,7 @@ class Hub:
 class Corpus:
     """Everything that is known of a corpus; `generate` makes the rows of one without files.
 
-    With `moses`, its texts are Moses-tokenised by their languages.
+    With `moses`, its texts are Moses-tokenised by their languages. With `trees`, they are bracketed trees.
     """
 
     name: str
@@ -260,6 +281,7 @@ class Corpus:
     hub: Hub | None = None
     preset: Settings = field(default_factory=dict)
     generate: Callable[[int, int, Part], Iterator[Row]] | None = None
+    trees: bool = False
 
     @property
     def sides(self) -> tuple[str, ...]:

@@ -118,6 +118,7 @@ class AgreementExample:
     verb_position: int
     verb: str
     sentence: str
+    tree: str  # of `text`, bracketed
 
     @property
     def window(self) -> tuple[int, int]:
@@ -127,17 +128,23 @@ class AgreementExample:
 
 @dataclass
 class _Phrase:
-    """A noun phrase: words, the place of its head, and its nouns as (place, is plural)."""
+    """A noun phrase: words, the place of its head, its nouns as (place, is plural), and its tree."""
 
     words: list[str]
     head: int
     nouns: list[tuple[int, bool]]
+    tree: str
 
-    def extend(self, words: list[str], inner: _Phrase | None = None) -> None:
-        self.words.extend(words)
-        if inner is not None:
-            self.nouns.extend((len(self.words) + place, plural) for place, plural in inner.nouns)
-            self.words.extend(inner.words)
+    def modify(self, before: list[str], inner: _Phrase, after: list[str]) -> None:
+        self.words.extend(before)
+        self.nouns.extend((len(self.words) + place, plural) for place, plural in inner.nouns)
+        self.words.extend([*inner.words, *after])
+        self.tree = f"(NP {self.tree} {_tree(before, inner, after)})"
+
+
+def _tree(before: list[str], inner: _Phrase, after: list[str]) -> str:
+    """Return the tree of words around a noun phrase."""
+    return f"(X {' '.join([*before, inner.tree, *after])})"
 
 
 def agreement(num_examples: int, seed: int = 0, *, part: Part = "all") -> Iterator[AgreementExample]:
@@ -154,7 +161,7 @@ def agreement(num_examples: int, seed: int = 0, *, part: Part = "all") -> Iterat
 
 def _agreement_example(rng: random.Random) -> AgreementExample:
     plural = rng.random() < 0.5
-    lead = _lead(rng)
+    lead, lead_tree = _lead(rng)
     person = rng.random() < 0.6
     subject = _noun_phrase(rng, plural=plural, person=person, depth=0)
     adverb = [rng.choice(ADVERBS)] if rng.random() < 0.2 else []
@@ -173,20 +180,25 @@ def _agreement_example(rng: random.Random) -> AgreementExample:
         verb_position=len(words),
         verb=verb,
         sentence=f"{text} {verb} {tail}",
+        tree=f"(S {' '.join([lead_tree, subject.tree, *adverb])})",
     )
 
 
-def _lead(rng: random.Random) -> list[str]:
-    """Return the words before the subject phrase: a place, a clause, a speaker, or none."""
+def _lead(rng: random.Random) -> tuple[list[str], str]:
+    """Return the words before the subject phrase, a place, a clause, a speaker or none, and their tree."""
     draw = rng.random()
+    before: list[str] = []
     if draw < 0.35:
-        return []
+        return before, ""
     if draw < 0.55:
-        return [rng.choice(PREPOSITIONS[:3]), *_noun_phrase(rng, depth=MAX_DEPTH).words, ","]
-    who = _noun_phrase(rng, person=True, depth=MAX_DEPTH - (rng.random() < 0.3)).words
-    if draw < 0.8:
-        return [*who, rng.choice(PAST_SAYING), "that"]
-    return [rng.choice(CONJUNCTIONS), *who, rng.choice(PAST_INTRANSITIVE), ","]
+        before, inner, after = [rng.choice(PREPOSITIONS[:3])], _noun_phrase(rng, depth=MAX_DEPTH), [","]
+    else:
+        inner = _noun_phrase(rng, person=True, depth=MAX_DEPTH - (rng.random() < 0.3))
+        if draw < 0.8:
+            after = [rng.choice(PAST_SAYING), "that"]
+        else:
+            before, after = [rng.choice(CONJUNCTIONS)], [rng.choice(PAST_INTRANSITIVE), ","]
+    return [*before, *inner.words, *after], _tree(before, inner, after)
 
 
 def _noun_phrase(
@@ -198,7 +210,8 @@ def _noun_phrase(
     if rng.random() < 0.35:
         before.append(rng.choice(ADJECTIVES))
     noun = rng.choice(PEOPLE if person else THINGS)[plural]
-    phrase = _Phrase([*before, noun], len(before), [(len(before), plural)])
+    words = [*before, noun]
+    phrase = _Phrase(words, len(before), [(len(before), plural)], f"(NP {' '.join(words)})")
     # subjects are modified most of the time, the nouns inside their modifiers less and less
     if depth < MAX_DEPTH and rng.random() < (0.75, 0.45)[depth]:
         _modify(rng, phrase, person=person, depth=depth + 1)
@@ -210,12 +223,12 @@ def _noun_phrase(
 def _modify(rng: random.Random, phrase: _Phrase, *, person: bool, depth: int) -> None:
     draw = rng.random()
     if draw < 0.5:
-        phrase.extend([rng.choice(PREPOSITIONS)], _noun_phrase(rng, depth=depth))
+        phrase.modify([rng.choice(PREPOSITIONS)], _noun_phrase(rng, depth=depth), [])
     elif draw < 0.75 and person:
-        phrase.extend(["who", rng.choice(PAST_TRANSITIVE)], _noun_phrase(rng, depth=depth))
+        phrase.modify(["who", rng.choice(PAST_TRANSITIVE)], _noun_phrase(rng, depth=depth), [])
     else:
-        phrase.extend(["that"], _noun_phrase(rng, person=True, depth=depth))
-        phrase.extend([rng.choice(PAST_TRANSITIVE)])
+        inner = _noun_phrase(rng, person=True, depth=depth)
+        phrase.modify(["that"], inner, [rng.choice(PAST_TRANSITIVE)])
 
 
 _ONSETS = ["b", "d", "f", "g", "k", "l", "m", "n", "p", "r", "s", "sh", "t", "v", "z", ""]
@@ -233,6 +246,11 @@ class ReorderExample:
     source: str
     target: str
     alignment: tuple[int, ...]
+
+    @property
+    def links(self) -> list[tuple[int, int]]:
+        """The right links of source and target words, by their places."""
+        return [(source, target) for target, source in enumerate(self.alignment)]
 
 
 def translate_word(word: str) -> str:

@@ -40,7 +40,8 @@ class ClassifierConfig(ModelConfig):
 class Classifier(Model[ClassifierConfig]):
     """Classify a sequence by the mean of what the encoder gives for its real tokens.
 
-    A mask is True at real tokens; where it is left out, they are those that are not padding (token 0).
+    A mask is True at real tokens; where it is left out, they are those that are not padding (token 0). An
+    attention with phrases needs gates: the probability that a phrase ends between a token and the next.
 
     >>> import torch
     >>> config = ClassifierConfig(vocab_size=20, num_classes=3, attention="Enc(AW)")
@@ -61,21 +62,27 @@ class Classifier(Model[ClassifierConfig]):
         nn.init.zeros_(self.output.bias)
 
     def forward(
-        self, tokens: Int[Tensor, "b n"], mask: Bool[Tensor, "b n"] | None = None
+        self,
+        tokens: Int[Tensor, "b n"],
+        mask: Bool[Tensor, "b n"] | None = None,
+        gates: Float[Tensor, "b gaps"] | None = None,
     ) -> Float[Tensor, "b classes"]:
         """Return the logits of the classes."""
-        hidden = self.encode(tokens, mask)
+        hidden = self.encode(tokens, mask, gates)
         real = (tokens != PAD if mask is None else mask)[:, :, None]
         mean = hidden.masked_fill(~real, 0.0).sum(1) / real.sum(1).clamp(min=1)
         logits: Tensor = self.output(mean)
         return logits
 
     def encode(
-        self, tokens: Int[Tensor, "b n"], mask: Bool[Tensor, "b n"] | None = None
+        self,
+        tokens: Int[Tensor, "b n"],
+        mask: Bool[Tensor, "b n"] | None = None,
+        gates: Float[Tensor, "b gaps"] | None = None,
     ) -> Float[Tensor, "b n d"]:
         """Run the encoder."""
         check_tokens("tokens", tokens, mask)
-        visibility = padded_visibility(tokens != PAD if mask is None else mask)
+        visibility = padded_visibility(tokens != PAD if mask is None else mask, gates=gates)
         x = self.embedding(tokens, visibility.positions(tokens.shape[1]))
         encoded: Tensor = self.encoder(x, visibility)
         return encoded

@@ -84,6 +84,11 @@ class ModelConfig(BaseModel):
             return parse_attention(self.attention)
 
     @property
+    def has_phrases(self) -> bool:
+        """Tell whether a layer has windows of phrases, which the model then needs the gates of."""
+        return any(term.attention.phrases is not None for term in self.plan.terms)
+
+    @property
     def layer_options(self) -> LayerOptions:
         """Return what the layers need to know."""
         return LayerOptions(

@@ -20,6 +20,9 @@ from diffwindow.models.decoding_state import DecodingState
 from diffwindow.models.model import in_eval_mode
 from diffwindow.models.translator import Translator
 
+# the files of the ONNX graphs
+GRAPHS = ("encoder.onnx", "step.onnx")
+
 
 class Exported(NamedTuple):
     """The two graphs that decode together.
@@ -101,6 +104,11 @@ def export(model: Translator) -> Exported:
             'window_rule="joint" takes more steps the longer a text is, which a graph cannot; export with '
             '"soft", "argmax", "half" or "none"'
         )
+    if model.config.has_phrases:
+        raise ValueError(
+            f"{model.config.attention} needs the phrases of each source, which exported graphs do not take; "
+            "export a model without them"
+        )
     device = model.embedding.weight.device
     source, tokens = torch.full((2, 5), 4, device=device), torch.full((2, 3), 4, device=device)
     mask = torch.ones_like(source, dtype=torch.bool)
@@ -132,8 +140,9 @@ def export_onnx(model: Translator, folder: str | Path) -> None:
     exported = export(model)
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
-    _write(exported.encoder, path / "encoder.onnx", ["source", "source_mask"], memory)
-    _write(exported.step, path / "step.onnx", ["tokens", "source_mask", *memory, *prefix], ["logits", *grown])
+    encoder, step = (path / name for name in GRAPHS)
+    _write(exported.encoder, encoder, ["source", "source_mask"], memory)
+    _write(exported.step, step, ["tokens", "source_mask", *memory, *prefix], ["logits", *grown])
 
 
 def _write(program: ExportedProgram, path: Path, inputs: list[str], outputs: list[str]) -> None:

@@ -42,7 +42,8 @@ class Translator(Model[TranslatorConfig]):
     """Translate: one embedding matrix for source, target and output, an encoder and a decoder.
 
     Sources may be padded on either side, targets on the right. A source mask is True at real tokens; where
-    it is left out, they are those that are not padding (token 0).
+    it is left out, they are those that are not padding (token 0). An attention with phrases needs gates: the
+    probability that a phrase ends between a source token and the next.
 
     >>> config = TranslatorConfig(vocab_size=20, embed_dim=16, num_heads=2, attention="Cr(AW,Seg)")
     >>> source, target = torch.randint(4, 20, (3, 7)), torch.randint(4, 20, (3, 5))
@@ -69,9 +70,10 @@ class Translator(Model[TranslatorConfig]):
         source: Int[Tensor, "b n"],
         target: Int[Tensor, "b t"],
         source_mask: Bool[Tensor, "b n"] | None = None,
+        gates: Float[Tensor, "b gaps"] | None = None,
     ) -> Float[Tensor, "b t v"]:
         """Return the logits of the token after each target token; `target` starts with the beginning (1)."""
-        return self.embedding.logits(self.hidden(source, target, source_mask))
+        return self.embedding.logits(self.hidden(source, target, source_mask, gates))
 
     def loss(
         self,
@@ -79,27 +81,32 @@ class Translator(Model[TranslatorConfig]):
         target: Int[Tensor, "b t"],
         labels: Int[Tensor, "b t"],
         source_mask: Bool[Tensor, "b n"] | None = None,
+        gates: Float[Tensor, "b gaps"] | None = None,
         *,
         label_smoothing: float = 0.0,
     ) -> TokenLoss:
         """Score `labels`, the token after each of `target`, without holding the logits."""
-        hidden = self.hidden(source, target, source_mask)
+        hidden = self.hidden(source, target, source_mask, gates)
         return token_loss(hidden, self.embedding.weight, labels, label_smoothing=label_smoothing)
 
     def encode(
-        self, source: Int[Tensor, "b n"], source_mask: Bool[Tensor, "b n"] | None = None
+        self,
+        source: Int[Tensor, "b n"],
+        source_mask: Bool[Tensor, "b n"] | None = None,
+        gates: Float[Tensor, "b gaps"] | None = None,
     ) -> Float[Tensor, "b n d"]:
         """Run the encoder."""
-        return self._encode(source, _source_visibility(source, source_mask))
+        return self._encode(source, _source_visibility(source, source_mask, gates))
 
     def hidden(
         self,
         source: Int[Tensor, "b n"],
         target: Int[Tensor, "b t"],
         source_mask: Bool[Tensor, "b n"] | None = None,
+        gates: Float[Tensor, "b gaps"] | None = None,
     ) -> Float[Tensor, "b t d"]:
         """Run the encoder and the decoder, up to what the logits are made from."""
-        visibility = _source_visibility(source, source_mask)
+        visibility = _source_visibility(source, source_mask, gates)
         check_tokens("target", target)
         if len(target) != len(source):
             raise ValueError(
@@ -113,10 +120,13 @@ class Translator(Model[TranslatorConfig]):
 
     @torch.no_grad()
     def begin(
-        self, source: Int[Tensor, "s n"], source_mask: Bool[Tensor, "s n"] | None = None
+        self,
+        source: Int[Tensor, "s n"],
+        source_mask: Bool[Tensor, "s n"] | None = None,
+        gates: Float[Tensor, "s gaps"] | None = None,
     ) -> DecodingState:
         """Encode sources and project their keys once, for `step` to decode with one hypothesis each."""
-        visibility = _source_visibility(source, source_mask)
+        visibility = _source_visibility(source, source_mask, gates)
         return DecodingState(
             caches=[KeyCache() for _ in self.decoder.layers],
             num_sentences=source.shape[0],
@@ -144,6 +154,6 @@ class Translator(Model[TranslatorConfig]):
         return output
 
 
-def _source_visibility(source: Tensor, source_mask: Tensor | None) -> Visibility:
+def _source_visibility(source: Tensor, source_mask: Tensor | None, gates: Tensor | None) -> Visibility:
     check_tokens("source", source, source_mask)
-    return padded_visibility(source != PAD if source_mask is None else source_mask)
+    return padded_visibility(source != PAD if source_mask is None else source_mask, gates=gates)

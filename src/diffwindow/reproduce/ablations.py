@@ -9,11 +9,13 @@ from diffwindow.reproduce.table import (
     AGREEMENT,
     AGREEMENT_10,
     AGREEMENT_10_VALID,
+    AGREEMENT_TREES,
     EN_DE,
     IMDB,
     LM,
     LM_LONG,
     SST,
+    SST_TREES,
     SVA_SUBSET,
     TUNING,
     TUNING_IMDB,
@@ -76,6 +78,17 @@ def _sizes(role: str) -> tuple[str, ...]:
 SEGMENTS = _ablation("segments", "Segment sizes from 1 to 10 in cross-attention", _sizes("Cr"), (EN_DE,))
 ENCODER_SEGMENTS = _ablation(
     "encoder-segments", "Segment sizes from 1 to 10 in an encoder", _sizes("Enc"), (AGREEMENT_10, SST)
+)
+# placebos have phrases of the same lengths elsewhere: if they serve as well, it is not the phrases
+PHRASES = _ablation(
+    "phrases",
+    "Windows of phrases: those of a grammar or of trees, and placebos",
+    ("Enc(AW)", "Enc(AW,Seg)", "Enc(AW,Phr)"),
+    (AGREEMENT_TREES, SST_TREES),
+    (
+        Row(f"Enc(AW,Phr), {placebo}", "Enc(AW,Phr)", (f"task.phrase_placebo={placebo}",))
+        for placebo in ("shuffled", "random")
+    ),
 )
 BOUNDARIES = _ablation(
     "boundaries",
@@ -209,7 +222,7 @@ SENTENCES = _ablation(
 )
 
 ABLATIONS = (
-    *(TUNING_TABLE, TUNED, EXPECTATION, ORDERED, SEGMENTS, ENCODER_SEGMENTS, BOUNDARIES),
+    *(TUNING_TABLE, TUNED, EXPECTATION, ORDERED, SEGMENTS, ENCODER_SEGMENTS, PHRASES, BOUNDARIES),
     *(TRANSLATION_BOUNDARIES, BASELINES, TOGETHER, LONG_TEXT),
     *(AGREEMENT_TABLE, CIRCUMSTANCES_TABLE, DATA_SIZE, SENTENCES),
     *(ROTARY, POSITIONS, TRANSLATION_POSITIONS, SENTIMENT_POSITIONS, DECODERS),

@@ -223,7 +223,7 @@ def _validations(folders: Iterable[Path]) -> list[Validations]:
     """Return what the validations gave of each run that has a log."""
     # imported here because it takes a moment
     from diffwindow.training.config import LOG
-    from diffwindow.training.logs import read_records
+    from diffwindow.training.records import read_records
     from diffwindow.view.figures import series
 
     logs = [read_records(folder / LOG) for folder in folders if (folder / LOG).exists()]

@@ -170,7 +170,7 @@ def _run(job: Job) -> Result:
 
 def _speed(folder: Path) -> float | None:
     from diffwindow.training.config import TIMING
-    from diffwindow.training.logs import read_records
+    from diffwindow.training.records import read_records
 
     records = read_records(folder / TIMING)
     speeds = [record["updates_per_s"] for record in records if "updates_per_s" in record]

@@ -172,6 +172,10 @@ def _sst(experiment: Experiment) -> dict[str, Experiment]:
         "sst-5": replace(experiment, kept=50),
         "sst-20": replace(experiment, kept=200),
         "sst-sentences": replace(experiment, corpus="sst2-sentences"),
+        # phrases of three words on average
+        "sst-trees": replace(
+            experiment, corpus="sst2-trees", overrides=(*experiment.overrides, "task.phrase_height=5")
+        ),
         **under(CANDIDATES, "tuning", experiment),
         **under(CIRCUMSTANCES, "sst", experiment),
     }
@@ -229,6 +233,7 @@ MINI = Scale(
         "agreement": Experiment("agreement", ("train.max_rows=128", *_SHORT)),
         "agreement-10": _AGREEMENT_10,
         "agreement-10-valid": _AGREEMENT_10,
+        "agreement-trees": replace(_AGREEMENT_10, corpus="agreement-trees"),
         **under(CIRCUMSTANCES, "agreement-10", _AGREEMENT_10),
         **_sst(replace(_SST, overrides=(*_SST.overrides, "train.max_updates=1000"))),
     },
@@ -270,6 +275,7 @@ SMOKE = Scale(
         **under(RATES, "tuning-imdb", _CLASSIFY),
         **under(CIRCUMSTANCES, "sst", _CLASSIFY),
         **under(CIRCUMSTANCES, "agreement-10", _CLASSIFY),
+        **dict.fromkeys(("agreement-trees", "sst-trees"), replace(_CLASSIFY, corpus="agreement-trees")),
         "en-de": _TRANSLATE,
         "en-fr": _TRANSLATE,
         **dict.fromkeys(

@@ -112,5 +112,7 @@ AGREEMENT_10 = Column("agreement-10", "generated agreement, 10 % of the sentence
 AGREEMENT_10_VALID = Column(
     "agreement-10-valid", "generated agreement, 10 % of the sentences", "accuracy", split="valid"
 )
+AGREEMENT_TREES = Column("agreement-trees", "generated agreement, 10 % of the sentences", "accuracy")
+SST_TREES = Column("sst-trees", "SST-2, 6,920 sentences", "accuracy")
 TUNING = Column("tuning", "SST-2", "accuracy", split="valid")
 TUNING_IMDB = Column("tuning-imdb", IMDB.title, "accuracy", split="valid")

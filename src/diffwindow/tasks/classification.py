@@ -1,17 +1,19 @@
 """Classification: labelled texts of a store, and the Classifier trained on them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar, cast
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from diffwindow.data import trees
 from diffwindow.data.batching import collate
+from diffwindow.data.store import Sequences
 from diffwindow.models.classifier import Classifier, ClassifierConfig
 from diffwindow.progress import SILENT, Progress
 from diffwindow.tasks.task import StoreTask, TensorBatch, sweep
@@ -23,18 +25,21 @@ class ClassificationBatch(TensorBatch):
 
     tokens: Int[Tensor, "b n"]
     labels: Int[Tensor, " b"]
+    gates: Float[Tensor, "b gaps"] | None = None
 
 
 @dataclass(frozen=True)
 class Classification(StoreTask[ClassifierConfig]):
     """A labelled corpus and the model that classifies it; only the first `max_length` tokens are read.
 
-    `classes` has the model's class of each label of the store, by number; None: they are the same.
+    `classes` has the model's class of each label of the store, by number; None: they are the same. Windows of
+    phrases get those of the store's trees.
     """
 
     metrics: ClassVar[tuple[str, ...]] = ("loss", "accuracy")
     unit: ClassVar[str] = "examples"
     classes: tuple[int, ...] | None = None
+    _ends: dict[str, Sequences] = field(default_factory=dict, repr=False, compare=False)
 
     def lengths(self, split: str) -> list[np.ndarray]:
         """Return the numbers of tokens that are read."""
@@ -52,11 +57,29 @@ class Classification(StoreTask[ClassifierConfig]):
         """Pad texts to a batch."""
         rows = collate(self.store.split(split), indices)
         labels = torch.from_numpy(self._class_of(rows["label"].numpy()))
-        return ClassificationBatch(len(indices), rows["text"][:, : self.options.max_length], labels)
+        tokens, gates = rows["text"][:, : self.options.max_length], None
+        if self.config.has_phrases:
+            ends = self._phrase_ends(split).padded(indices)[:, : tokens.shape[1] - 1]
+            gates = torch.from_numpy(ends).float()
+        return ClassificationBatch(len(indices), tokens, labels, gates)
+
+    def _phrase_ends(self, split: str) -> Sequences:
+        """Return after which tokens of a split a phrase ends."""
+        if split not in self._ends:
+            distances = self.store.split(split).sequences.get(trees.FIELD)
+            if distances is None:
+                raise ValueError(
+                    f"{self.config.attention} needs the phrases of texts, which {self.store.folder} does not "
+                    "have; prepare a corpus of trees, as agreement-trees, or your own with --trees"
+                )
+            self._ends[split] = trees.phrase_ends(
+                distances, self.options.phrase_height, self.options.phrase_placebo
+            )
+        return self._ends[split]
 
     def loss(self, model: nn.Module, batch: ClassificationBatch) -> Tensor:
         """Return the cross-entropy of the labels."""
-        logits = cast(Classifier, model)(batch.tokens).float()
+        logits = cast(Classifier, model)(batch.tokens, gates=batch.gates).float()
         return F.cross_entropy(
             logits,
             batch.labels,
@@ -82,7 +105,8 @@ class Classification(StoreTask[ClassifierConfig]):
         labels, nll = np.zeros(rows, np.int64), np.zeros(rows)
 
         def classify(_: np.ndarray, batch: ClassificationBatch) -> tuple[np.ndarray, np.ndarray]:
-            log_probs = torch.log_softmax(cast(Classifier, model)(batch.tokens).float(), dim=-1)
+            logits = cast(Classifier, model)(batch.tokens, gates=batch.gates)
+            log_probs = torch.log_softmax(logits.float(), dim=-1)
             right = log_probs.gather(-1, batch.labels[:, None]).squeeze(-1)
             return log_probs.argmax(-1).cpu().numpy(), -right.cpu().numpy()
 

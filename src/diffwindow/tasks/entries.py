@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from diffwindow.data.recipe import Settings
+from diffwindow.data.trees import Placebo
 from diffwindow.messages import check_choice
 
 if TYPE_CHECKING:
@@ -34,6 +35,10 @@ class TaskOptions(BaseModel):
     """Compute BLEU of a validation on so many sentences; null: on all."""
     class_weights: Literal["balanced"] | None = None
     """`balanced` weighs a class in the loss by examples / (classes · its examples)."""
+    phrase_height: Annotated[int, Field(ge=0)] = 1
+    """Windows of phrases get those of a store's trees that have at most this height."""
+    phrase_placebo: Placebo | None = None
+    """Put their ends elsewhere: as in another text, or at random, with the same lengths."""
     valid_tokens: Annotated[int, Field(ge=1)] = 4096
     """Largest batch of a validation, in padded tokens."""
 
@@ -173,7 +178,10 @@ CLASSIFICATION = TaskEntry(
     evaluate="evaluation.evaluate:evaluate_classification",
     wrapper="hf.auto_models:ClassifierForSequenceClassification",
     pipeline="text-classification",
-    options=("label_smoothing", "max_length", "class_weights", "valid_tokens"),
+    options=(
+        *("label_smoothing", "max_length", "class_weights", "valid_tokens"),
+        *("phrase_height", "phrase_placebo"),
+    ),
     metric="accuracy",
     attentions=("Global", _ROTARY, "Enc(Rel)@all", "Enc(MW)", "Enc(AW)"),
     # neither batch size nor rate is published: plain choices, not tuned

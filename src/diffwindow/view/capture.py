@@ -240,7 +240,9 @@ def kind_of(module: Captured) -> str:
     elif isinstance(module, WindowAttention):
         name = module.kind
         for option in OPTIONS.values():
-            if option.label and (value := getattr(module.options, option.argument)) != option.default:
+            # phrases are the layer's own, the others options of its call
+            holder = module if hasattr(module, option.argument) else module.options
+            if option.label and (value := getattr(holder, option.argument)) != option.default:
                 name += f", {option.label.format(value)}"
     else:
         return module.kind

@@ -1,0 +1,156 @@
+"""Phrases of texts: bracketed trees and chunk columns, as a distance from each word to the next.
+
+The distance of two neighbouring words is the height of the smallest phrase that holds both, where a word has
+height 0 and a phrase one more than its highest part. So the phrases of height h or less end at the distances
+above h, and a tree is split, top down, at its largest distances. In a store the pieces of a word are at
+distance 0.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Literal, get_args
+
+import numpy as np
+
+from diffwindow.data.lines import Audit, Row, text_lines
+from diffwindow.data.store import Sequences
+
+FIELD = "phrases"
+# what stands in the place of the right phrases, to see whether they matter
+Placebo = Literal["shuffled", "random"]
+PLACEBOS: tuple[str, ...] = get_args(Placebo)
+_EMPTY = "-NONE-"
+
+
+def distances_of(tree: str) -> tuple[list[str], list[int]]:
+    """Return the words of a bracketed tree and the distance of each from the next, the last from the end.
+
+    >>> distances_of("(S (NP the man) (VP saw (NP the dog)))")
+    (['the', 'man', 'saw', 'the', 'dog'], [1, 3, 2, 1, 4])
+    """
+    words: list[str] = []
+    distances: list[int] = []
+    # of each open phrase: its label, its height so far, and the last word of each part
+    open_phrases: list[tuple[list[str], list[int], list[int]]] = []
+    root = 0
+    # only ASCII spaces separate: a few tokens hold a no-break space
+    for part in re.findall(r"[()]|[^() \t\r\n]+", tree):
+        if part == "(":
+            if words and not open_phrases:
+                raise ValueError("there is more than one tree")
+            open_phrases.append(([], [], []))
+            continue
+        if not open_phrases:
+            raise ValueError(f"{part!r} is outside of the brackets")
+        label, heights, ends = open_phrases[-1]
+        if part != ")":
+            if not label and not heights:
+                label.append(part)
+            elif label != [_EMPTY]:
+                words.append(part)
+                distances.append(0)
+                heights.append(0)
+                ends.append(len(words) - 1)
+            continue
+        open_phrases.pop()
+        if not ends:
+            continue
+        height = max(heights) + (len(ends) > 1)
+        for end in ends[:-1]:
+            distances[end] = height
+        if open_phrases:
+            open_phrases[-1][1].append(height)
+            open_phrases[-1][2].append(ends[-1])
+        root = height
+    if open_phrases or not words:
+        raise ValueError("unbalanced brackets" if open_phrases else "no words")
+    distances[-1] = root + 1
+    return words, distances
+
+
+def with_phrases(row: Row, field: str) -> Row:
+    """Return a row whose `field` is a bracketed tree with its words there, and their distances as a text."""
+    words, distances = distances_of(str(row[field]))
+    return row | {field: " ".join(words), FIELD: " ".join(map(str, distances))}
+
+
+def read_trees(path: Path, audit: Audit) -> Iterator[Row]:
+    """Yield {text}, a bracketed tree, of a file of trees, on several lines each, or of CoNLL's columns.
+
+    Columns are a word, its tag and its chunk (`B-NP`, `I-NP`, `O`); a blank line ends a sentence.
+    """
+    lines = text_lines(path, audit)
+    first = next((one for one in lines if one[1].strip()), None)
+    if first is None:
+        return
+    read = _bracketed if first[1].lstrip().startswith("(") else _chunked
+    for tree in read(chain([first], lines), path, audit):
+        yield {"text": tree}
+
+
+def _bracketed(lines: Iterator[tuple[int, str]], path: Path, audit: Audit) -> Iterator[str]:
+    tree, depth, began = "", 0, 0
+    for number, line in lines:
+        began = began if depth else number
+        depth += line.count("(") - line.count(")")
+        tree = f"{tree} {line.strip()}" if tree else line.strip()
+        if depth < 0:
+            audit.bad(path, number, "not a bracketed tree", "a bracket closes that was not opened")
+        if depth <= 0 and tree:
+            yield tree
+        tree, depth = (tree, depth) if depth > 0 else ("", 0)
+    if depth:
+        audit.bad(path, began, "not a bracketed tree", "a bracket is not closed")
+
+
+def _chunked(lines: Iterator[tuple[int, str]], path: Path, audit: Audit) -> Iterator[str]:
+    chunks: list[list[str]] = []
+    for number, line in chain(lines, [(0, "")]):
+        if not line.strip():
+            if chunks:
+                yield "(S ({}))".format(") (".join(map(" ".join, chunks)))
+            chunks = []
+            continue
+        cells = line.split()
+        if len(cells) < 3 or not re.fullmatch(r"O|[BI]-\S+", cells[-1]):
+            audit.bad(path, number, "not a word, a tag and a chunk", f"{line.strip()[:40]!r}")
+            continue
+        word = cells[0].replace("(", "-LRB-").replace(")", "-RRB-")
+        begin, _, label = cells[-1].partition("-")
+        if begin == "I" and chunks and chunks[-1][0] == label:
+            chunks[-1].append(word)
+        else:
+            chunks.append([label or begin, word])
+
+
+def phrase_ends(distances: Sequences, height: int, placebo: Placebo | None = None) -> Sequences:
+    """Return, for each token, 1 if a phrase of at most `height` ends after it, else 0.
+
+    A placebo has phrases of the same lengths, in words, elsewhere: those of another text of as many words
+    ("shuffled"), or the text's own in a random order ("random").
+    """
+    ends = (distances.tokens > height).astype(np.uint8)
+    if placebo is None:
+        return Sequences(ends, distances.offsets)
+    generator = np.random.default_rng(0)
+    # a word ends where its distance from the next is not 0; the last is the end of the text
+    last = [np.flatnonzero(distances[row])[:-1] + distances.offsets[row] for row in range(len(distances))]
+    known = [ends[places] for places in last]
+    order = generator.permutation(len(last))
+    order = order[np.argsort([len(last[row]) for row in order], kind="stable")]
+    other = ends.copy()
+    for row, giver in zip(order, np.roll(order, -1), strict=True):
+        if placebo == "shuffled":
+            # one of as many words; the last of its length takes one of the next length
+            chosen = np.resize(known[giver], len(last[row]))
+        else:
+            lengths = np.diff(np.flatnonzero(known[row]), prepend=-1)
+            chosen = np.zeros_like(known[row])
+            chosen[generator.permutation(lengths).cumsum() - 1] = 1
+        chosen[-1] = 1
+        other[last[row]] = chosen
+    return Sequences(other, distances.offsets)
