@@ -20,7 +20,7 @@ class KernelsBuildHook(BuildHookInterface):
         if os.environ.get("DIFFWINDOW_BUILD_KERNELS", "0") != "1" or version == "editable":
             return
         sys.path.insert(0, str(Path(self.root) / "src"))
-        from diffwindow.kernels import build, toolchain
+        from diffwindow.kernels import toolchain
 
         self.folder = tempfile.TemporaryDirectory()
         contents = b""
@@ -28,7 +28,7 @@ class KernelsBuildHook(BuildHookInterface):
             library = Path(self.folder.name) / f"{level.name}.so"
             toolchain.compile_library(library, (*toolchain.FLAGS, *level.flags))
             contents += library.read_bytes()
-            name = build.file_name(toolchain.stem(level), build.digest_of(library))
+            name = toolchain.file_name(toolchain.stem(level), toolchain.digest_of(library))
             build_data["force_include"][str(library)] = f"diffwindow/kernels/lib/{name}"
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{platform_tag(contents)}"

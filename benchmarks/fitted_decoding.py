@@ -19,7 +19,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, Stat
 from diffwindow.hf import attention as hf_attention
 from diffwindow.hf import load_windows, remove_windows
 
-STEPS, WARM = 12, 3
+# tokens of a round that are timed and that are not; plain and fitted take turns
+STEPS, WARM, ROUNDS = 12, 3, 2
 
 
 def read_context(
@@ -54,9 +55,9 @@ def fill(model, states, kind: str):
 
 
 @torch.no_grad()
-def time_steps(model, states, kind: str) -> dict[str, float]:
-    """Decode some tokens after a context; return the median times of one."""
-    length, inside, whole, spent = states[0][0].shape[2], [], [], [0.0]
+def time_steps(model, states, kind: str) -> list[tuple[float, float]]:
+    """Decode some tokens after a context; return the milliseconds of each, and those of them in attention."""
+    length, times, spent = states[0][0].shape[2], [], [0.0]
     plain = hf_attention.window_attention_forward
 
     def timed(*args, **options):
@@ -73,10 +74,14 @@ def time_steps(model, states, kind: str) -> dict[str, float]:
         position = torch.tensor([[length + step]])
         token = model(token, past_key_values=cache, position_ids=position).logits[:, -1:].argmax(-1)
         if step >= WARM:
-            whole.append(time.perf_counter() - begun)
-            inside.append(spent[0])
+            times.append((1000 * (time.perf_counter() - begun), 1000 * spent[0]))
     hf_attention.register()
-    token_ms, attention_ms = (1000 * statistics.median(x) for x in (whole, inside))
+    return times
+
+
+def describe(times: list[tuple[float, float]]) -> dict[str, float]:
+    """Return the medians of tokens."""
+    token_ms, attention_ms = (statistics.median(x) for x in zip(*times, strict=True))
     return {
         "tokens per second": round(1000 / token_ms, 2),
         "ms per token": round(token_ms, 2),
@@ -103,17 +108,20 @@ def main() -> None:
         for context in options.contexts:
             states = read_context(model, tokenizer, options.text, context, options.out)
             for kind in options.caches:
-                for fitted in (False, True):
+                times = {False: [], True: []}
+                for fitted in (False, True) * ROUNDS:
                     if fitted:
                         load_windows(model, options.windows, check_base=False)
                     else:
                         # plain attention is timed at the same place
                         hf_attention.register()
                         model.set_attn_implementation(hf_attention.IMPLEMENTATION)
-                    row = {"context": context, "dtype": dtype, "cache": kind, "fitted": fitted}
-                    print(json.dumps(row | time_steps(model, states, kind)), flush=True)
+                    times[fitted] += time_steps(model, states, kind)
                     if fitted:
                         remove_windows(model)
+                for fitted, found in times.items():
+                    row = {"context": context, "dtype": dtype, "cache": kind, "fitted": fitted}
+                    print(json.dumps(row | describe(found)), flush=True)
 
 
 if __name__ == "__main__":

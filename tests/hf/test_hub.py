@@ -17,8 +17,9 @@ from diffwindow.training.run import train
 
 PUSH = """
 import sys
-from diffwindow.hf import push_run
-print(push_run(sys.argv[1], "me/windows", scores=sys.argv[2], token="hf_none"))
+from diffwindow.cli import main
+sys.argv = ["diffwindow", "push", sys.argv[1], "me/windows", "--scores", sys.argv[2]]
+main()
 """
 # pull each revision that is named, into a folder of its own, and print the logits or the error
 PULL = """
@@ -60,7 +61,7 @@ def evaluation(run):
 def python(code, *arguments, endpoint, home):
     environment = os.environ | {
         "HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_TELEMETRY": "1",
-        "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "HF_HUB_DISABLE_XET": "1", "HF_TOKEN": "hf_none", "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     }  # fmt: skip
     command = [sys.executable, "-c", code, *map(str, arguments)]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

@@ -145,7 +145,7 @@ def test_a_library_of_another_user_is_not_loaded(cache, place, no_compiler):
 @NEEDS_COMPILER
 def test_links_in_the_cache_are_not_followed(cache, good, tmp_path, no_compiler):
     cache.mkdir(parents=True, mode=0o700)
-    (cache / build.file_name(toolchain.stem(LEVEL), build.digest_of(good))).symlink_to(good)
+    (cache / toolchain.file_name(toolchain.stem(LEVEL), toolchain.digest_of(good))).symlink_to(good)
     with pytest.raises(build.KernelsUnavailableError, match=r"no C\+\+ compiler"):
         build.load()
 

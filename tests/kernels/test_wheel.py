@@ -1,6 +1,7 @@
 """A wheel that carries compiled kernels: where it is installed, nothing is compiled."""
 
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -30,6 +31,23 @@ def run(*command: str, **environment: str) -> str:
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return done.stdout
+
+
+# a build environment has hatchling alone
+CLEAN = """
+import sys
+sys.modules |= dict.fromkeys(("torch", "numpy", "filelock", "jaxtyping", "pydantic"))
+sys.path.insert(0, "src")
+from diffwindow.kernels import toolchain
+for name in {names}:
+    getattr(toolchain, name)
+"""
+
+
+def test_a_wheel_is_built_without_any_package():
+    used = set(re.findall(r"toolchain\.(\w+)", (ROOT / "hatch_build.py").read_text()))
+    assert "compile_library" in used
+    subprocess.run([sys.executable, "-I", "-c", CLEAN.format(names=used)], cwd=ROOT, check=True)
 
 
 @pytest.mark.slow

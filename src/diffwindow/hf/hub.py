@@ -141,6 +141,8 @@ def card_text(
         parts.append(f"![A window of the model, and its attention]({PICTURE})\n")
     if scores is not None:
         shown = {name: value for name, value in scores.items() if name not in IDENTITY}
+        # a matrix does not fit a table of names and values
+        shown["metrics"] = {name: value for name, value in scores["metrics"].items() if name != "confusion"}
         parts += ["## Scores\n", _table(shown)]
     if run is None:
         parts += ["## Settings\n", _table(model.config.model_dump())]

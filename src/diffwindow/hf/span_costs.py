@@ -22,10 +22,10 @@ SAMPLES, EARLY, LONG = 512, 16, 512
 
 @dataclass(frozen=True)
 class LayerCosts:
-    """The queries that were sampled in a layer, before rotation, and what each span costs each of them."""
+    """The queries that were sampled in a layer, before rotation, and what each span costs each window."""
 
     q: Float[Tensor, "h n e"]
-    costs: Float[Tensor, "h n c"]
+    costs: Float[Tensor, "u n c"]
 
 
 @dataclass(frozen=True)

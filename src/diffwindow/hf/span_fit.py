@@ -22,26 +22,17 @@ PRICES, CLOSE, STEEPEST = 4, 0.015, 1e3
 CHEAPEST, DEAREST = 1e-12, 1e6
 
 
-@dataclass(frozen=True)
-class UnitCosts:
-    """The costs of a layer's windows: those of heads that share a window are added up."""
-
-    costs: Float[Tensor, "u n c"]
-    q: Float[Tensor, "h n e"]
-
-
 Parameters = dict[str, Tensor]
 
 
-def unit_costs(layer: LayerCosts, units: int, *, quantile: float | None = None) -> UnitCosts:
-    """Add up the costs of the heads of each window; `quantile` first clips those of each head."""
+def unit_costs(layer: LayerCosts, units: int, *, quantile: float | None = None) -> LayerCosts:
+    """Add up the costs of the heads that share each window; `quantile` first clips those of each head."""
     costs = layer.costs
     if quantile is not None:
-        limits = torch.stack(
-            [costs[:, :, c].quantile(quantile, dim=1) for c in range(costs.shape[2])], dim=-1
-        )
-        costs = costs.minimum(limits[:, None])
-    return UnitCosts(costs.unflatten(0, (units, -1)).sum(1), layer.q)
+        # torch's quantile takes 16 million values at most
+        limits = [costs[:, :, c].quantile(quantile, dim=1) for c in range(costs.shape[2])]
+        costs = costs.minimum(torch.stack(limits, dim=-1)[:, None])
+    return LayerCosts(layer.q, costs.unflatten(0, (units, -1)).sum(1))
 
 
 def cheapest_spans(
@@ -105,7 +96,7 @@ class QueryFit:
 
     def __init__(
         self,
-        layer: UnitCosts,
+        layer: LayerCosts,
         position: Int[Tensor, " n"],
         block: int,
         start: Int[Tensor, " u"],

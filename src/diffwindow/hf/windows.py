@@ -17,7 +17,7 @@ from diffwindow.models import added_windows
 from diffwindow.models.added_windows import (
     Layers,
     WindowInit,
-    check_unsharded,
+    check_undistributed,
     pair_with_slots,
     window_plan,
 )
@@ -257,7 +257,7 @@ def _windows(model: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Module]]:
 def check_unwrapped(model: nn.Module) -> None:
     """Raise for no model, or one that PEFT, torch.compile, `as_transformers` or the like has wrapped."""
     check_module("model", model)
-    check_unsharded(model)
+    check_undistributed(model)
     if isinstance(getattr(model, "model", None), Model):
         raise ValueError(f"{type(model).__name__} wraps a model of ours; its windows are those of `.model`")
     for name, module in model.named_modules():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import hashlib
 import os
 import stat
 import sys
@@ -19,22 +18,19 @@ import torch
 from filelock import FileLock
 
 from diffwindow.kernels import toolchain
-from diffwindow.kernels.toolchain import FLAGS, KernelsUnavailableError, Level, compile_library, stem
+from diffwindow.kernels.toolchain import (
+    FLAGS,
+    KernelsUnavailableError,
+    Level,
+    compile_library,
+    digest_of,
+    file_name,
+    stem,
+)
 
 
 class UntrustedFolderError(OSError):
     """Somebody else could put code into a folder that libraries are loaded from; the message says who."""
-
-
-def digest_of(path: Path) -> str:
-    """Return the SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def file_name(stem: str, digest: str) -> str:
-    """Name a library: what it was built from, then what it contains."""
-    return f"{stem}.{digest}.so"
 
 
 def make_private(folder: Path) -> None:

@@ -42,7 +42,7 @@ def views(tensors: tuple[Tensor | None, ...], dtype: torch.dtype, *, dimensions:
     with_gradients = torch.is_grad_enabled()
     for x in tensors:
         if x is None:
-            views += (0,) * 9
+            views += (0,) * (1 + 2 * dimensions)
             continue
         if type(x) is not Tensor or x.dtype is not dtype or not x.is_cpu or x.is_neg():
             return None

@@ -75,8 +75,7 @@ def attend_one(call: Call) -> Tensor | None:
     places = cpu.views((start, end), torch.int64, dimensions=3)
     mask = cpu.views((cpu.with_dimensions(4, call.attn_mask),), torch.bool)
     bias = cpu.views((cpu.with_dimensions(4, call.attn_bias),), torch.float32)
-    origin = call.origin
-    origins = [0, 0, 0] if origin is None else cpu.views((origin,), torch.int64, dimensions=1)
+    origins = cpu.views((call.origin,), torch.int64, dimensions=1)
     if tensors is None or places is None or mask is None or bias is None or origins is None:
         return None
     out = empty_output(q, call.v)

@@ -52,6 +52,7 @@ def _can_serve(dtype: torch.dtype, options: Options) -> bool:
     return (
         dtype in (torch.float32, torch.bfloat16)
         and options.dropout_p == 0
+        and options.gates is None
         # others raise an error, or are traced
         and type(options.is_causal) is type(options.normalize) is bool
         and type(options.segment_size) is type(options.sinks) is int

@@ -144,3 +144,14 @@ def _failed(reason: str) -> KernelsUnavailableError:
     return KernelsUnavailableError(
         f"compiling the kernels failed ({reason.strip()}); set DIFFWINDOW_KERNELS=off to silence this"
     )
+
+
+def digest_of(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def file_name(stem: str, digest: str) -> str:
+    """Name a library: what it was built from, then what it contains."""
+    return f"{stem}.{digest}.so"

@@ -11,6 +11,7 @@ from typing import Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from diffwindow.attention.kinds import WINDOWED
 from diffwindow.attention.plain import GlobalAttention
@@ -54,7 +55,7 @@ def add_windows(
     True
     """
     check_module("model", model)
-    check_unsharded(model)
+    check_undistributed(model)
     plan = window_plan(attention, layers=layers, boundary_dim=boundary_dim, init=init)
     if isinstance(model, nn.MultiheadAttention):
         if len(plan.terms) != 1:
@@ -92,6 +93,7 @@ def remove_windows(model: M) -> M:
     gets its plain attention back, others `torch.nn.MultiheadAttention`.
     """
     check_module("model", model)
+    check_undistributed(model)
     if isinstance(model, WindowAttention):
         return _as_multihead(model)  # type: ignore[return-value]
     ours = isinstance(model, Model)
@@ -109,8 +111,13 @@ def remove_windows(model: M) -> M:
     return model
 
 
-def check_unsharded(model: nn.Module) -> None:
-    """Raise if `fully_shard` or tensor parallelism has divided the parameters of a model."""
+def check_undistributed(model: nn.Module) -> None:
+    """Raise if several processes train a model already, by DDP, `fully_shard` or tensor parallelism."""
+    if any(isinstance(module, DistributedDataParallel) for module in model.modules()):
+        raise ValueError(
+            "the model is in DistributedDataParallel; add or remove windows first, and call "
+            "DistributedDataParallel or accelerate's prepare after that"
+        )
     # without this module nothing is sharded, and its import takes long
     tensor = sys.modules.get("torch.distributed.tensor")
     if tensor and any(isinstance(parameter, tensor.DTensor) for parameter in model.parameters()):
@@ -140,6 +147,8 @@ def window_plan(
             raise ValueError(f"{term} is {meaning}; only AW and MW can be added to a trained model")
         if term.attention.relative_size is not None:
             raise ValueError(f"{term} has relative positions; they cannot be added to a trained model")
+        if term.attention.phrases is not None:
+            raise ValueError(f"{term} has phrases, which a trained model is not given; leave Phr out")
         width = term.attention.boundary_dim or boundary_dim
         # an additive window starts without effect, by its local score
         gate = term.attention.gate or (init == "identity" and term.attention.kind == "MW")

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from diffwindow import ops
 from diffwindow.attention.visibility import first_true
+from diffwindow.kernels import span_query
 from diffwindow.soft_window import Maps
 
 Spans = Literal["query", "query-mlp", "head"]
@@ -104,9 +105,7 @@ class SpanAdapter(nn.Module):
         """Attend to the keys in the windows; the options are those of `ops.interval_attention`."""
         # under autocast rotary queries and keys are wider than the values
         q, k = q.to(v.dtype), k.to(v.dtype)
-        start, end, origin = self.intervals(q, k.shape[2], attn_mask)
-        if attn_mask is not None and self._is_told(attn_mask, end, origin):
-            attn_mask = None
+        start, end, origin, told = self.intervals(q, k.shape[2], attn_mask)
         return ops.interval_attention(
             q,
             k,
@@ -115,7 +114,8 @@ class SpanAdapter(nn.Module):
             end,
             sinks=self.attention.sinks,
             origin=origin,
-            attn_mask=attn_mask,
+            # kernels are faster without a mask
+            attn_mask=None if told else attn_mask,
             attn_bias=attn_bias,
             is_causal=is_causal,
             scale=scale,
@@ -143,8 +143,10 @@ class SpanAdapter(nn.Module):
 
     def intervals(
         self, q: Float[Tensor, "b h q e"], num_keys: int, mask: Bool[Tensor, "..."] | None
-    ) -> tuple[Int[Tensor, "b h q"], Int[Tensor, "b 1 q"], Int[Tensor, " b"] | None]:
+    ) -> span_query.Places:
         """Return the first and the last key of each window, and the first real key of each sequence."""
+        if self.impl in ("auto", "cpu") and (placed := self._place_one(q, num_keys, mask)) is not None:
+            return placed
         index, origin = place_queries(q.shape[0], q.shape[2], num_keys, mask, q.device)
         position = index if origin is None else (index - origin[:, None]).clamp(min=0)
         span = self.spans(q, position)
@@ -152,16 +154,18 @@ class SpanAdapter(nn.Module):
             self._measure(span, position)
         first = torch.zeros_like(index[:, :1]) if origin is None else origin[:, None]
         start = torch.maximum(index[:, None] - span + 1, first[:, None])
-        return start.repeat_interleave(self.num_heads // self.units, dim=1), index[:, None], origin
+        start = start.repeat_interleave(self.num_heads // self.units, dim=1)
+        return span_query.Places(start, index[:, None], origin, told=mask is None)
 
-    def _is_told(
-        self, mask: Bool[Tensor, "..."], end: Int[Tensor, "b 1 q"], origin: Int[Tensor, " b"] | None
-    ) -> bool:
-        """Return whether windows say what the mask of one query does: kernels are faster without it."""
-        if end.shape[2] > 1 or origin is None:
-            return False
-        real = end[:, 0, 0] - origin + 1
-        return bool((mask.flatten(1).sum(1) == real).all() and (real >= self.attention.sinks).all())
+    def _place_one(
+        self, q: Float[Tensor, "b h q e"], num_keys: int, mask: Bool[Tensor, "..."] | None
+    ) -> span_query.Places | None:
+        """Return the windows of a step of decoding, if the kernel serves it."""
+        chosen = self.attention
+        return span_query.place(
+            q, self.rotation, mask, num_keys, self._parameters,
+            choices=chosen.choices, sinks=chosen.sinks, block=chosen.block,
+        )  # fmt: skip
 
     def spans(self, q: Float[Tensor, "b h q e"], position: Int[Tensor, "b q"]) -> Int[Tensor, "b u q"]:
         """Return how many keys back, itself included, each query sees."""
