@@ -26,7 +26,7 @@ from pathlib import Path
 
 import numpy as np
 
-from diffwindow.training.logs import read_records
+from diffwindow.training.records import read_records
 
 # of the tiny classifier; an update takes milliseconds
 SIZES = [
@@ -37,6 +37,8 @@ SIZES = [
 MEASURES = ("resident KiB", "open files", "threads", "disk KiB")
 # the share of the samples at the start that shows caches filling
 WARM_UP = 0.2
+# neighbouring samples resemble each other: means of this many blocks are nearly independent
+BLOCKS = 20
 
 
 @dataclass
@@ -84,7 +86,8 @@ def last_update(folder: Path) -> int:
 
 
 def slope(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
-    """Give the least-squares slope and its standard error; samples are taken as independent."""
+    """Give the least-squares slope of block means and its standard error."""
+    x, y = (np.array([block.mean() for block in np.array_split(values, BLOCKS)]) for values in (x, y))
     centred = x - x.mean()
     value = float((centred * (y - y.mean())).sum() / (centred**2).sum())
     rest = y - y.mean() - value * centred
@@ -95,7 +98,7 @@ def report(name: str, subject: Subject, unit: str) -> None:
     samples = np.array(subject.samples)
     samples = samples[int(WARM_UP * len(samples)) :]
     for number, measure in enumerate(MEASURES, 1):
-        if len(samples) < 10 or np.ptp(samples[:, 0]) == 0:
+        if len(samples) < BLOCKS or np.ptp(samples[:, 0]) == 0:
             print(f"{name}: too few samples")
             return
         value, error = slope(samples[:, 0], samples[:, number])
@@ -113,7 +116,7 @@ def ask(port: int, number: int) -> bool:
         f"http://127.0.0.1:{port}/attention", body, {"Content-Type": "application/json"}
     )
     try:
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=1200) as answer:
             answer.read()
     except urllib.error.URLError as error:
         if number == 0 and isinstance(error.reason, ConnectionRefusedError):
@@ -178,12 +181,16 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--requests-per-second", type=float, default=2.0)
     parser.add_argument("--port", type=int, default=8765)
+    parser.add_argument("--out", type=Path, help="keep the samples here as samples.json")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory(dir=options.out) as name:
         root, began = Path(name), time.monotonic()
         subjects, answers = watch(
             root, options.updates, options.kills, options.requests_per_second, options.port
         )
+        if options.out is not None:
+            samples = {name: subject.samples for name, subject in subjects.items()}
+            (options.out / "samples.json").write_text(json.dumps(samples))
         for file in ("model/model.safetensors", "log.jsonl"):
             assert (root / "calm" / file).read_bytes() == (root / "killed" / file).read_bytes(), file
         print(

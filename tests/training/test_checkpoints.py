@@ -10,7 +10,8 @@ from diffwindow.models import weights as weights_module
 from diffwindow.models.weights import CheckpointError, FormatError, write_tensors
 from diffwindow.training.checkpoints import Checkpoints, read_checkpoint
 from diffwindow.training.failures import TrainingError
-from diffwindow.training.logs import RunLogs, read_records
+from diffwindow.training.logs import RunLogs
+from diffwindow.training.records import read_records
 from samples.majority_task import MajorityTask, fit, outcome
 from samples.processes import FORK_WARNING, in_child, small_files
 

@@ -16,7 +16,7 @@ from diffwindow.models.weights import read_weights
 from diffwindow.training import distributed
 from diffwindow.training.distributed import connected
 from diffwindow.training.failures import LOST_CODE, Interrupted, TrainingError
-from diffwindow.training.logs import read_records
+from diffwindow.training.records import read_records
 from samples.majority_task import MajorityTask, fit
 from samples.processes import FORK_WARNING, free_port, group_environment, in_child
 
@@ -166,6 +166,18 @@ def test_a_process_that_is_silent_for_too_long_is_lost(tmp_path, one):
     assert_same_weights(one / "model", run / "model")
 
 
+def test_a_process_that_hangs_is_named_with_its_place(tmp_path, monkeypatch):
+    monkeypatch.setattr(distributed, "MARGIN_SECONDS", 0.0)
+    first, second = start(tmp_path, [MajorityTask(), Sleeping(8, tmp_path / "asleep")], timeout=3.0)
+    assert end_of(first) == LOST_CODE
+    said = (tmp_path / "said0").read_text()
+    assert said.startswith("LostProcessError: every process answers, but a collective failed (")
+    place = rf"{socket.gethostname()} \(process 1 of 2\) is in Sleeping.loss \(test_distributed.py:\d+\)"
+    assert re.search(rf"; {place}; the newest checkpoint is that of update 7", said), said
+    os.kill(second, signal.SIGKILL)
+    end_of(second)
+
+
 def test_processes_wait_for_a_long_validation_of_the_first(tmp_path, monkeypatch):
     # longer than any collective may take
     monkeypatch.setattr(distributed, "MARGIN_SECONDS", 0.0)
@@ -176,7 +188,8 @@ def test_processes_wait_for_a_long_validation_of_the_first(tmp_path, monkeypatch
 
 @pytest.mark.slow
 def test_torchrun(tmp_path):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    launcher = ["torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2"]
+    command = [sys.executable, "-m", *launcher]
     sizes = ["data.rows=200", "model.embed_dim=16", "train.max_tokens=400", "train.max_updates=6"]
     times = ["train.log_every=2", "train.valid_every=3", "train.save_every=3", "train.device=cpu"]
     train = ["diffwindow", "train", "agreement", *sizes, *times, "--virtual-gpus", "2", "--out"]

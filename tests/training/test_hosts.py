@@ -29,6 +29,7 @@ TRAIN = [
 # without it, a torchrun that starts anew cannot join, https://github.com/pytorch/pytorch/issues/135712
 RETURNING = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(diffwindow.__file__).parents[1])}
+LAUNCHER = "torch.distributed.run"
 RESTARTS = ("--max-restarts", "5", "--monitor-interval", "1")
 
 
@@ -40,7 +41,7 @@ def train(out: Path, timeout: float = 60.0) -> list[str]:
 def start(host: Host, out: Path, *options: str, nodes: str = "2", timeout: float = 60.0, **environment: str):
     """Start torchrun on a host, with one process."""
     place = ["--rdzv-backend", "c10d", "--rdzv-endpoint", ENDPOINT, "--local-addr", host.address]
-    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", nodes, "--nproc-per-node", "1"]
+    command = [sys.executable, "-m", LAUNCHER, "--nnodes", nodes, "--nproc-per-node", "1"]
     return host.start(
         [*command, *place, *options, *train(out, timeout)], log(out, host), {**ENVIRONMENT, **environment}
     )
@@ -86,7 +87,7 @@ def test_the_line_of_doctor_works_where_own_names_are_loopback(tmp_path, bits):
             line = said.read_text().splitlines()[-1].removeprefix("torchrun").split(" -m diffwindow")[0]
             line = line.replace("NODES", "2").replace("PROCESSES", "1")
             variable, _, *options = shlex.split(line)
-            command = [sys.executable, "-m", "torch.distributed.run", *options, *train(tmp_path / "run")]
+            command = [sys.executable, "-m", LAUNCHER, *options, *train(tmp_path / "run")]
             name, _, value = variable.partition("=")
             running.append(host.start(command, tmp_path / f"{host.name}.log", {**ENVIRONMENT, name: value}))
         assert [process.wait() for process in running] == [0, 0]
@@ -150,15 +151,31 @@ def test_after_a_host_is_killed_the_other_goes_on_alone(tmp_path, bits):
     assert bits(run)
 
 
-def test_a_host_that_returns_is_taken_in(tmp_path, bits):
+@pytest.mark.parametrize("nodes", ["2", "1:2"])
+def test_a_host_that_returns_is_taken_in(tmp_path, bits, nodes):
     run = tmp_path / "run"
     with two_hosts() as (alpha, beta, _):
-        first, _ = (start(host, run, *RESTARTS, **RETURNING) for host in (alpha, beta))
+        first, _ = (start(host, run, *RESTARTS, nodes=nodes, **RETURNING) for host in (alpha, beta))
         wait_for(checkpoint(run, 40))
         beta.kill()
         wait_for(log(run, alpha), "lost beta (process 1 of 2)")
-        second = start(beta, run, *RESTARTS, **RETURNING)
+        second = start(beta, run, *RESTARTS, nodes=nodes, **RETURNING)
         assert [first.wait(), second.wait()] == [0, 0]
+    assert bits(run)
+
+
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_a_process_that_stops_without_dying_is_named_and_restarted(tmp_path, bits, stopped):
+    run = tmp_path / "run"
+    with two_hosts() as (alpha, beta, _):
+        hosts = alpha, beta
+        running = [start(host, run, *RESTARTS, timeout=10.0) for host in hosts]
+        wait_for(checkpoint(run, 40))
+        hosts[stopped].signal(signal.SIGSTOP, but=LAUNCHER)
+        # torchrun kills the stopped one and starts both again
+        assert [process.wait() for process in running] == [0, 0]
+        lost = f"diffwindow: lost {hosts[stopped].name} (process {stopped} of 2), last heard from "
+        assert lost in log(run, hosts[1 - stopped]).read_text()
     assert bits(run)
 
 

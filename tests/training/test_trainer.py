@@ -12,7 +12,7 @@ from diffwindow.progress import show_progress
 from diffwindow.training.distributed import World
 from diffwindow.training.failures import Interrupted, TrainingError
 from diffwindow.training.loader import BatchLoader
-from diffwindow.training.logs import read_records
+from diffwindow.training.records import read_records
 from diffwindow.training.trainer import Trainer
 from samples.majority_task import MajorityTask, fit, outcome, save, settings
 

@@ -31,6 +31,7 @@ from diffwindow.tasks.entries import TASKS, TaskOptions
 RUN_CONFIG, ORIGIN = "run.json", "origin.json"
 CHECKPOINTS, BEST, MODEL, AVERAGE = "checkpoints", "best", "model", "average"
 LOG, TIMING, TENSORBOARD, CURVES = "log.jsonl", "timing.jsonl", "tensorboard", "curves.png"
+WANDB_ID = "wandb.json"
 STORE = "data"
 
 Count = Annotated[int, Field(ge=1)]
@@ -144,6 +145,8 @@ class TrainConfig(Section):
 
     log_every: Count = 100
     """Updates between two lines of the log."""
+    wandb: str | None = None
+    """Project on Weights & Biases to log to as well, with the extra `wandb`; null: none."""
     valid_every: Count | None = 1000
     """Updates between two validations; null for none."""
     watch: str = "loss"

@@ -10,26 +10,27 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any, Literal
+from uuid import uuid4
 
 import torch
 from torch.utils.tensorboard import SummaryWriter
 
-from diffwindow.files import check_inside, check_regular, open_within, to_json
-from diffwindow.training.config import LOG, TENSORBOARD, TIMING, TrainConfig
+from diffwindow.extras import require
+from diffwindow.files import check_inside, open_within, read_json, to_json, write_json
+from diffwindow.training.config import LOG, RUN_CONFIG, TENSORBOARD, TIMING, WANDB_ID, TrainConfig
+from diffwindow.training.records import Record
 from diffwindow.training.state import TrainState
 from diffwindow.training.updater import UpdateResult, learning_rate
 
-Record = dict[str, Any]
-
 
 class RunLogs:
-    """The logs of a run folder: `log.jsonl`, `timing.jsonl` and TensorBoard's events.
+    """The logs of a run folder: `log.jsonl`, `timing.jsonl`, TensorBoard's events, and Weights & Biases.
 
     To resume from a checkpoint, the log is truncated to the `position` it had then, and timings and events
-    to `update`.
+    to `update`. `wandb` is a project on Weights & Biases, which logs nothing unless it is given.
     """
 
-    def __init__(self, folder: Path, position: int = 0, update: int = 0) -> None:
+    def __init__(self, folder: Path, position: int = 0, update: int = 0, wandb: str | None = None) -> None:
         with ExitStack() as opened:
             self._log = opened.enter_context(_open_lines(folder / LOG, position))
             end = _end_of(folder / TIMING, update)
@@ -38,6 +39,9 @@ class RunLogs:
             # TensorBoard forgets the later points, which the run writes again
             self._events = SummaryWriter(str(folder / TENSORBOARD), purge_step=update + 1)
             opened.callback(self._events.close)
+            self._wandb = _open_wandb(folder, wandb) if wandb else None
+            if self._wandb is not None:
+                opened.callback(self._wandb.finish)
             self._opened = opened.pop_all()
 
     def write(self, kind: Literal["train", "valid", "final", "speed"], update: int, values: Record) -> None:
@@ -48,9 +52,15 @@ class RunLogs:
         file.flush()
         # the final model comes after the last update, so a run that goes on purges it too
         step = update + 1 if kind == "final" else update
-        for name, value in values.items():
-            if isinstance(value, int | float) and math.isfinite(value):
-                self._events.add_scalar(f"{kind}/{name}", value, step)
+        scalars = {
+            f"{kind}/{name}": value
+            for name, value in values.items()
+            if isinstance(value, int | float) and math.isfinite(value)
+        }
+        for name, value in scalars.items():
+            self._events.add_scalar(name, value, step)
+        if self._wandb is not None:
+            self._wandb.log({"update": update, **scalars})
 
     def position(self) -> int:
         """Flush to disk and return the size of the log."""
@@ -60,6 +70,30 @@ class RunLogs:
     def close(self) -> None:
         """Close all files."""
         self._opened.close()
+
+
+def _open_wandb(folder: Path, project: str) -> Any:
+    """Start or go on with the run's own page on Weights & Biases; its place is told by environment variables.
+
+    Values are logged by update, so a run that resumes from an earlier checkpoint repeats some points.
+    """
+    require("wandb")
+    import wandb
+
+    path = folder / WANDB_ID
+    if not path.is_file():
+        write_json(path, {"id": uuid4().hex[:12]})
+    config = read_json(folder / RUN_CONFIG) if (folder / RUN_CONFIG).is_file() else {}
+    run = wandb.init(
+        project=project,
+        dir=str(folder),
+        id=str(read_json(path).get("id")),
+        name=folder.resolve().name,
+        config=config,
+        resume="allow",
+    )
+    run.define_metric("*", step_metric="update")
+    return run
 
 
 def _open_lines(path: Path, position: int) -> IO[bytes]:
@@ -87,22 +121,6 @@ def _end_of(path: Path, update: int) -> int:
             break
         end += len(line)
     return end
-
-
-def read_records(path: Path) -> list[Record]:
-    """Read a log; leave out a last line that was cut short."""
-    check_regular(path)
-    return [_record(path, i, line) for i, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1)]
-
-
-def _record(path: Path, number: int, line: bytes) -> Record:
-    try:
-        record: Record = json.loads(line)
-        if isinstance(record["update"], int):
-            return record
-    except (ValueError, KeyError, TypeError, RecursionError):
-        pass
-    raise ValueError(f"{path}, line {number} is damaged; restore the file")
 
 
 class Stopwatch:

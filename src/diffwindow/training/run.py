@@ -24,6 +24,7 @@ from diffwindow.data.corpora import recipe_of
 from diffwindow.data.prepare import open_or_prepare
 from diffwindow.data.recipe import Recipe
 from diffwindow.data.store import Store, corpus_hashes, is_store
+from diffwindow.extras import require
 from diffwindow.files import LOCK, lock_folder, make_folder, read_json, write_json
 from diffwindow.models.added_windows import add_windows, window_plan
 from diffwindow.models.model import TOKENIZER, read_fields
@@ -49,7 +50,7 @@ from diffwindow.training.config import (
 )
 from diffwindow.training.distributed import World, connected
 from diffwindow.training.failures import Interrupted
-from diffwindow.training.logs import read_records
+from diffwindow.training.records import read_records
 from diffwindow.training.trainer import Trainer
 from diffwindow.training.updater import pick_precision
 from diffwindow.view.figures import draw_curves
@@ -57,7 +58,14 @@ from diffwindow.view.figures import draw_curves
 # keys that may change when a run resumes: none of them changes an update that is already made
 FREE = (
     *("train.max_updates", "train.save_every", "train.keep_last", "train.patience"),
-    *("train.device", "train.accumulate", "train.compile", "train.timeout_seconds", "data.path"),
+    *(
+        "train.wandb",
+        "train.device",
+        "train.accumulate",
+        "train.compile",
+        "train.timeout_seconds",
+        "data.path",
+    ),
 )
 PACKAGES = ("torch", "numpy", "tokenizers", "safetensors", "sacrebleu", "pydantic")
 
@@ -246,7 +254,9 @@ def train(
     ):
         progress = progress or stack.enter_context(show_progress()) if world.main else SILENT
         with world.together():
-            # before a long preparation, not after it
+            # mistakes are told before a long preparation, not after it
+            if config.train.wandb is not None:
+                require("wandb")
             pick_precision(config.train.precision, world.device)
             # rank 0 prepares and verifies what the others open
             if world.main:

@@ -30,7 +30,8 @@ from diffwindow.training.failures import (
     translate_exceptions,
 )
 from diffwindow.training.loader import BatchLoader, UpdateBatches
-from diffwindow.training.logs import Record, RunLogs, Stopwatch, loss_record, progress_line, read_records
+from diffwindow.training.logs import RunLogs, Stopwatch, loss_record, progress_line
+from diffwindow.training.records import Record, read_records
 from diffwindow.training.state import (
     Best,
     Metrics,
@@ -143,7 +144,7 @@ class Trainer(Generic[B]):
         """Open the logs in rank 0, the log truncated to `position`; close them at the end."""
         with self._world.together():
             if self._world.main:
-                self._logs = RunLogs(self._folder, position, self._state.update)
+                self._logs = RunLogs(self._folder, position, self._state.update, self._config.wandb)
         try:
             yield
         finally:

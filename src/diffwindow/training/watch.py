@@ -28,11 +28,15 @@ GRACE_SECONDS = 3.0
 
 @dataclass(frozen=True)
 class Beat:
-    """What a process says of itself twice a second; `left` is why it stopped, if it did."""
+    """What a process says of itself twice a second; `left` is why it stopped, if it did.
+
+    `doing` is what it says that it does, `place` the function that its main thread is in.
+    """
 
     host: str
     number: int = 0
     doing: str = "starting"
+    place: str = ""
     signal: int = 0
     left: str = ""
 
@@ -61,6 +65,7 @@ class Watch:
         self._timeout = timeout
         self._cut = cut
         self._host = socket.gethostname()
+        self._main_thread = threading.get_ident()
         # of this process: what it does, the signal that came, why it stops
         self.now, self._signal, self._left = "starting", 0, ""
         # whether the main thread waits for nobody
@@ -115,6 +120,7 @@ class Watch:
     def explain(self, reason: str) -> str:
         """Return which process is lost, after a collective failed and one falls silent or says why."""
         self._free = True
+        places = self._places()
         end = self._clock + SILENT_SECONDS + 2 * BEAT_SECONDS
         while self._clock < end and not (self._silent(SILENT_SECONDS) or self._stopped()):
             time.sleep(TICK_SECONDS)
@@ -124,8 +130,8 @@ class Watch:
             beat = self._beats[stopped[0]]
             return f"{self._name(stopped[:1])} stopped: {beat.left}"
         return (
-            f"every process answers, but a collective failed ({reason}): one of them hangs, or takes more "
-            f"than train.timeout_seconds={self._timeout:g} for an update"
+            f"every process answers, but a collective failed ({reason}): one hangs, or takes more than "
+            f"train.timeout_seconds={self._timeout:g} for an update; {places}"
         )
 
     def _exchange(self) -> None:
@@ -136,7 +142,9 @@ class Watch:
         with suppress(RuntimeError):
             while True:
                 closed, number = self._closed.is_set(), number + 1
-                own = Beat(self._host, number, self.now, self._signal, self._left)
+                own = Beat(
+                    self._host, number, self.now, place_of(self._main_thread), self._signal, self._left
+                )
                 self._store.set(str(self._rank), json.dumps(asdict(own)))
                 if closed:
                     return
@@ -198,10 +206,25 @@ class Watch:
         doing = self._beats[silent[0]].doing
         return f"lost {self._name(silent)}, last heard from {self._clock - last:.0f} s ago while {doing}"
 
+    def _places(self) -> str:
+        """Say where the other processes are, those first that are alone there."""
+        ranks: dict[str, list[int]] = {}
+        for rank, beat in enumerate(self._beats):
+            if rank != self._rank:
+                ranks.setdefault(beat.place, []).append(rank)
+        fewest_first = sorted(ranks, key=lambda place: len(ranks[place]))
+        return ", ".join(f"{self._name(ranks[place])} is in {place}" for place in fewest_first)
+
     def _name(self, ranks: Sequence[int]) -> str:
         hosts = dict.fromkeys(self._beats[rank].host for rank in ranks)
         numbers = ", ".join(map(str, ranks))
         return f"{' and '.join(hosts)} (process {numbers} of {len(self._beats)})"
+
+
+def place_of(thread: int) -> str:
+    """Return the function that a thread is in, with its file and line."""
+    frame = sys._current_frames()[thread]
+    return f"{frame.f_code.co_qualname} ({os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno})"
 
 
 def open_sockets() -> set[tuple[int, int]]:
