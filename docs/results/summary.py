@@ -12,12 +12,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from diffwindow.evaluation.intervals import Interval, gain_interval, interval_from_scores
 from diffwindow.tasks.metrics import METRICS, load_outcomes
 
 HERE = Path(__file__).parent
+# of the picture
+COLUMNS = 3
 ROTARY = "+positions=rotary"
 BEST = "Enc(AW)-Cr(AW,Seg)-Dec(MW)"
 
@@ -149,24 +152,42 @@ def verdict(gain: dict[str, Any]) -> str:
 
 
 def draw(found: list[dict[str, Any]], path: Path) -> None:
-    """Draw all gains in one picture."""
-    figure = Figure(figsize=(10.0, 0.25 * len(found) + 1.2), layout="constrained")
-    axes = figure.subplots()
+    """Draw all gains in one picture that fits a screen: a panel per task, in columns of similar length."""
+    panels: dict[str, list[dict[str, Any]]] = {}
+    for gain in found:
+        panels.setdefault(gain["task"], []).append(gain)
+    columns: list[list[str]] = [[] for _ in range(COLUMNS)]
+    placed = 0
+    for task, some in panels.items():
+        columns[min(placed * COLUMNS // len(found), COLUMNS - 1)].append(task)
+        placed += len(some)
+    figure = Figure(figsize=(16.0, 8.5), layout="constrained")
+    for part, tasks in zip(figure.subfigures(1, COLUMNS), columns, strict=True):
+        heights = [len(panels[task]) + 1.5 for task in tasks]
+        axes = part.subplots(len(tasks), 1, squeeze=False, height_ratios=heights)
+        for ax, task in zip(axes[:, 0], tasks, strict=True):
+            _draw_task(ax, task, panels[task])
+    figure.supxlabel(
+        "gain over the plain model, or the named one: points of accuracy, BLEU, fall of the perplexity; "
+        "lines: 95 % intervals; white: one seed, interval of the test examples alone",
+        fontsize=8,
+    )
+    figure.savefig(path, dpi=90)
+
+
+def _draw_task(ax: Axes, task: str, found: list[dict[str, Any]]) -> None:
     for place, gain in enumerate(found):
         fill = "white" if gain["seeds"] == 1 else "tab:blue"
-        axes.errorbar(
-            gain["gain"], place, xerr=gain["reach"] or 0.0, fmt="o", mfc=fill, color="tab:blue", capsize=3
+        ax.errorbar(
+            *(gain["gain"], place),
+            xerr=gain["reach"] or 0.0,
+            **{"fmt": "o", "markersize": 4, "mfc": fill, "color": "tab:blue", "capsize": 2},
         )
-    axes.axvline(0.0, color="grey", linewidth=0.8)
-    axes.set_yticks(range(len(found)), [f"{gain['task']}: {gain['attention']}" for gain in found], fontsize=8)
-    axes.set_ylim(len(found) - 0.5, -0.5)
-    axes.tick_params(axis="x", labelsize=8)
-    figure.supxlabel(
-        "gain over the plain model, or the named one: points of accuracy, BLEU, fall of the perplexity\n"
-        "lines: 95 % intervals; white: one seed, interval of the test examples alone",
-        fontsize=7,
-    )
-    figure.savefig(path, dpi=150)
+    ax.axvline(0.0, color="grey", linewidth=0.8)
+    ax.set_yticks(range(len(found)), [gain["attention"] for gain in found], fontsize=7)
+    ax.set_ylim(len(found) - 0.5, -0.5)
+    ax.tick_params(axis="x", labelsize=7)
+    ax.set_title(task, fontsize=8, loc="left", fontweight="bold")
 
 
 def row(gain: dict[str, Any]) -> str:
