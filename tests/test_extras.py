@@ -30,7 +30,8 @@ def test_the_table_of_extras_is_that_of_the_project():
 
 def test_dev_includes_every_other_extra():
     included = re.search(r"diffwindow\[(.*)\]", GROUPS["dev"][0])[1]
-    assert set(included.split(",")) == set(GROUPS) - {"dev"}
+    # a stub stands for wandb in the tests; the real one is tested where it is installed
+    assert set(included.split(",")) == set(GROUPS) - {"dev", "wandb"}
 
 
 def test_everything_imported_is_declared():

@@ -22,6 +22,7 @@ EXTRAS = {
     "web": ("h11", "starlette", "uvicorn"),
     "export": ("onnx", "onnxruntime", "onnxscript"),
     "gpu": ("triton",),
+    "wandb": ("wandb",),
 }
 
 

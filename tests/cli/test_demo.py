@@ -9,7 +9,7 @@ from diffwindow.cli.demo import WIDTH, Row, _format_lines, choose_sentence
 
 def row(attention, accuracy, p):
     by_attractors = {"0": 100.0, "1": 99.0, "2": 98.0, "3+": 97.0}
-    return Row(attention, 1_234_567, accuracy, 97.9, 100.0, by_attractors, p, 0.5, None, None, 0.4)
+    return Row(attention, 1_234_567, accuracy, 97.9, 100.0, by_attractors, p, 0.5)
 
 
 def test_the_first_sentence_says_what_was_shown():
@@ -30,15 +30,13 @@ def test_no_difference_is_called_none():
 
 
 def test_the_picture_is_of_a_sentence_that_only_windows_get_right():
-    right, other = np.array([True, True, True, False]), np.array([True, False, False, True])
-    assert choose_sentence(right, other, np.array([3, 0, 2, 3])) == (
-        2,
-        "the plain model is wrong here, the window model right",
-    )
-    # none has two attractors: one will do
-    assert choose_sentence(right, other, np.array([3, 0, 1, 3]))[0] == 2
-    index, told = choose_sentence(other, right | other, np.array([0, 1, 2, 3]))
-    assert (index, told.split()[:3]) == (3, ["there", "is", "no"])
+    right, other = np.array([True, True, True, True]), np.array([True, False, False, False])
+    gain, told = np.array([0.9, 0.8, 0.1, 0.5]), "the plain model is wrong here, the window model right"
+    # the first needs no window, the second has no attractor; of the others, the one with the larger gain
+    assert choose_sentence(right, other, gain, np.array([3, 0, 2, 1])) == (3, told)
+    assert choose_sentence(right, other, gain, np.zeros(4, int)) == (1, told)
+    index, told = choose_sentence(other, right, gain, np.array([0, 1, 2, 3]))
+    assert (index, told.split()[:3]) == (1, ["there", "is", "no"])
 
 
 def test_demo_compares_three_attentions_and_draws(run, tmp_path, monkeypatch):

@@ -196,3 +196,21 @@ def test_a_replaced_corpus_is_told(runs, run, tmp_path, what):
     )
     # asked for by name, it is only another test set
     assert run("evaluate", copy, "--data", copy / "data")[0] == 0
+
+
+def test_a_classifier_has_f1_and_a_confusion_matrix(run, runs, tmp_path):
+    picture = tmp_path / "confusion.png"
+    code, out, _ = run("evaluate", runs / "plain", "--confusion", picture)
+    assert (code, picture.read_bytes()[:4]) == (0, b"\x89PNG")
+    lines = [line.split() for line in out.splitlines()]
+    (recall,) = [line for line in lines if line[:2] == ["label", "plural"]]
+    assert (recall[3:5], recall[-6], recall[-3]) == (["%", "recall"], "precision", "F1")
+    at = lines.index(["right,", "predicted", "singular", "plural"])
+    assert sum(int(count) for row in lines[at + 1 : at + 3] for count in row[1:]) == 20
+    for folder, path, sentence in (
+        ("translator", picture, "--confusion is for classifiers, and "),
+        ("plain", tmp_path / "confusion.doc", "does not end in .png, .svg or .pdf"),
+    ):
+        code, out, err = run("evaluate", runs / folder, "--confusion", path)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert sentence in err

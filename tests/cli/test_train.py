@@ -18,7 +18,7 @@ from diffwindow.models.language_model import LanguageModel
 from diffwindow.models.translator import Translator
 from diffwindow.models.weights import verify
 from diffwindow.training import run as train_module
-from diffwindow.training.logs import read_records
+from diffwindow.training.records import read_records
 
 SMALL = [
     "data.rows=300",

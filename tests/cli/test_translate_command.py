@@ -114,3 +114,22 @@ def test_interrupted_translation_exits_with_130(run, runs, tmp_path, monkeypatch
     )
     assert (code, err) == (130, f"diffwindow: interrupted; {tmp_path / 'out.txt'} was not written\n")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_alignments_have_a_line_per_line_and_a_link_per_word(run, runs, tmp_path):
+    lines = "the young doctor found the lamp .\n\nmy boat fell .\n"
+    links = tmp_path / "links.txt"
+    code, out, _ = run("translate", runs / "translator", "--alignments", links, typed=lines)
+    assert code == 0
+    counts = [len(line.split()) for line in out.splitlines()]
+    assert [len(line.split()) for line in links.read_text().splitlines()] == counts
+    for words, sentence in (
+        (("--n-best", "2"), "--alignments is for one translation per line; leave --n-best out"),
+        (
+            ("--align-by", "window"),
+            "alignments by window need cross-attention with it: it is in layers: none",
+        ),
+    ):
+        code, out, err = run("translate", runs / "translator", "--alignments", links, *words, typed=lines)
+        assert (code, out) == (2, "")
+        assert sentence in err

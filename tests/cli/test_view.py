@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import httpx
+import numpy as np
 import pytest
 
 from diffwindow.cli import main
@@ -138,14 +139,14 @@ def test_a_page_is_written_to_the_file_behind_a_link(run, tmp_path):
             "--out goes with a text or --row, not with --st",
         ),
         (("--serve", "--svg", "a.svg"), "--png, --svg and --pdf go with a text, --row or --statistics, not"),
-        (("a text", "--json"), "--tolerance and --json go with --statistics, not with a text"),
-        (("--row", "3", "--tolerance", "0"), "--tolerance and --json go with --statistics, not with --row"),
+        (("--serve", "--json"), "--json goes with a text, --row or --statistics, not with --serve"),
+        (("--row", "3", "--tolerance", "0"), "--tolerance goes with --statistics, not with --row"),
         (("--statistics", "test", "--png", "a.png", "--layer", "1"), "--head go with a text or --row, not"),
         (("a text", "--limit", "3"), "--limit goes with --statistics, not with a text"),
         (("a text", "--port", "9"), "--host and --port go with --serve, not with a text"),
         (("a text", "--role", "Enc"), "--role, --layer and --head choose what a figure shows; add --png"),
         (("a text", "--out", "a.html", "--head", "all"), "--head choose what a figure shows; add --png"),
-        (("a text", "--checkpoints", "--png", "a.png"), "but figures alone are asked for; add --out"),
+        (("a text", "--checkpoints", "--png", "a.png"), "which is not asked for; add --out"),
         (("a text", "--out", "page.txt"), "page.txt does not end in .html"),
         (("a text", "--png", "a.pdf"), "a.pdf does not end in .png"),
         (("a text", "--head", "0", "--png", "a.png"), "--head 0 is not a number from 1, mean, or all"),
@@ -199,3 +200,25 @@ def test_the_server_answers_and_stops_on_a_signal(folders):
         _, error = server.communicate(timeout=30)
     assert error == ""
     assert server.returncode in (0, -signal.SIGTERM)
+
+
+def test_the_numbers_of_a_text_as_arrays_and_as_json(run, tmp_path):
+    code, out, _ = run("run", "the old keys", "--npz", "maps.npz", "--layer", "1", "--png", "one.png")
+    assert (code, out.split()) == (0, ["one.png", "maps.npz"])
+    arrays = np.load(tmp_path / "maps.npz", allow_pickle=False)
+    assert arrays["Enc.2.window"].shape == (2, 4, 4)
+    assert arrays["tokens.text"].tolist() == ["the", "old", "keys", "</s>"]
+    code, out, _ = run("run", "the old keys", "--json")
+    data = json.loads(out)
+    assert (code, data["tokens"]["text"][2], data["attention"]) == (0, "keys", "Enc(AW)@all")
+    assert np.allclose(data["layers"][0]["weights"], arrays["Enc.1.weights"])
+    # nothing else was written
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["maps.npz", "one.png"]
+    for words, sentence in (
+        (("--npz", "maps.json"), "maps.json does not end in .npz"),
+        (("--json", "--checkpoints"), "--checkpoints adds to the page, which is not asked for; add --out"),
+        (("--json", "--against", "plain"), "have the numbers of one run; leave --against out"),
+    ):
+        code, out, err = run("run", "the old keys", *words)
+        assert (code, out) == (2, "")
+        assert sentence in err

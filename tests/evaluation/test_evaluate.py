@@ -7,10 +7,11 @@ import torch
 from diffwindow.data.synthetic import agreement, reorder
 from diffwindow.decoding import Decoding
 from diffwindow.evaluation.evaluate import compare, evaluate_model
-from diffwindow.evaluation.windows import _fit, _measure, gold_windows, window_fits, window_panels
+from diffwindow.evaluation.windows import _fit, _measure, gold_windows, read_at_verbs, window_fits
 from diffwindow.ops import Maps, SoftWindow
 from diffwindow.tasks.entries import TaskOptions
 from diffwindow.tasks.model_folder import ModelFolder
+from diffwindow.view.capture import capture
 from samples.tiny_tasks import of
 
 GREEDY = Decoding(beam=1)
@@ -112,19 +113,21 @@ def test_window_fits_do_not_depend_on_how_rows_are_batched(agreement_store):
             assert one.overlap == pytest.approx(other.overlap, rel=1e-5)
 
 
-def test_panels_show_the_window_and_both_attentions_of_a_sentence(agreement_store):
-    windowed, plain = of(agreement_store, attention="Enc(MW)"), of(agreement_store)
-    models = windowed.build_model(), plain.build_model()
+def test_readings_are_what_a_sentence_alone_shows_at_its_verb(agreement_store):
+    task = of(agreement_store, attention="Enc(MW)")
+    torch.manual_seed(0)
+    model = task.build_model().eval()
+    readings = read_at_verbs(task, model, "test")
     example = next(agreement(1, part="test"))
-    tokens, panels = window_panels(windowed, *models, "test", 0)
-    assert tokens == [*example.text.split(), "[verb]"]
-    assert len(panels) == 3
-    for panel in panels:
-        assert panel.values.shape == (len(tokens), len(tokens))
-        assert panel.outline == (example.verb_position, example.subject_start, example.verb_position)
-    np.testing.assert_allclose(panels[2].values.sum(-1), 1.0, rtol=1e-5)
-    with pytest.raises(ValueError, match="one needs a window"):
-        window_panels(windowed, models[1], models[1], "test", 0)
+    with torch.no_grad(), capture(model) as trace:
+        model(task.collate("test", np.array([0])).tokens)
+    maps, length = trace["Enc", 1], example.verb_position + 1
+    for read, shown in ((readings.attention, maps.weights), (readings.window, maps.window)):
+        np.testing.assert_allclose(read[0, :length], shown.mean(0)[example.verb_position], atol=1e-6)
+        assert not read[0, length:].any()
+    assert readings.on_subject[0] == readings.attention[0, example.subject_head]
+    plain = of(agreement_store)
+    assert read_at_verbs(plain, plain.build_model(), "test").window is None
 
 
 def test_translations_are_scored_against_the_text_of_the_corpus(reorder_store, tmp_path):

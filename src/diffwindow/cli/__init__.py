@@ -17,7 +17,9 @@ from diffwindow.cli import (
     fit,
     generate,
     predict,
+    publish,
     reproduce,
+    runs,
     score,
     train,
     translate,
@@ -29,7 +31,6 @@ from diffwindow.console import lossy_stderr
 app = typer.Typer(
     name="diffwindow",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 app.command("describe")(describe.describe)
@@ -41,8 +42,11 @@ app.command("generate")(generate.generate)
 app.command("predict")(predict.predict)
 app.command("score")(score.score)
 app.command("view")(view.view)
+app.command("export")(publish.export)
+app.command("push")(publish.push)
 app.command("demo")(demo.demo)
 app.command("average")(train.average)
+app.command("runs")(runs.runs)
 app.command("list")(train.list_all)
 app.command("reproduce")(reproduce.reproduce)
 app.command("compare")(compare.compare)

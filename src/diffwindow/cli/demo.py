@@ -24,6 +24,7 @@ from diffwindow.cli.library import (
     training_overrides,
     training_run,
     view_figures,
+    view_reading,
 )
 from diffwindow.decoding import Decoding
 
@@ -33,17 +34,19 @@ if TYPE_CHECKING:
 
     from diffwindow.data.store import Store
     from diffwindow.evaluation.evaluate import Evaluation
+    from diffwindow.evaluation.windows import VerbReadings
     from diffwindow.models.classifier import Classifier
+    from diffwindow.models.config import ModelConfig
     from diffwindow.tasks.classification import Classification
-    from diffwindow.tasks.model_folder import ModelFolder
+    from diffwindow.view.reading import Reading
 
 ATTENTIONS = ("Global", "Enc(MW)", "Enc(AW)")
-FRAME = "query by key; framed: the gold window, from the subject phrase to the verb"
 # one layer and few sentences, so that the models differ: with more of either, all learn them perfectly
 LAYERS, ROWS, UPDATES, BATCH_ROWS = 1, 2000, 600, 64
 WIDTH = 80
 # differences less certain than this are not called differences
 CERTAIN = 0.01
+TITLE = "What each model reads to choose the number of the verb; framed: the subject. Green: the window"
 
 
 @dataclass(frozen=True)
@@ -57,10 +60,16 @@ class Row:
     high: float
     by_attractors: dict[str, float]
     p_against_first: float
-    attention_inside: float
-    window_overlap: float | None
-    best_head: float | None
-    chance: float
+    attention_on_subject: float
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """A model's config, what it answers, and what it reads at the verb."""
+
+    config: ModelConfig
+    evaluation: Evaluation
+    readings: VerbReadings
 
 
 def demo(
@@ -82,15 +91,11 @@ def demo(
         store = _prepare_corpus(out, seed=seed, rows=rows)
         runs = [_train(out, attention, store, seed=seed, updates=updates) for attention in ATTENTIONS]
     evaluated = [_evaluate(run, store) for run in runs]
-    first = evaluated[0][1]
-    table = [
-        _make_row(trained, evaluation, evaluation_evaluate.compare(evaluation, first))
-        for trained, evaluation in evaluated
-    ]
+    table = [_make_row(one, evaluated[0].evaluation) for one in evaluated]
     figure, sentence = _draw(evaluated[-1], evaluated[0], store, out)
     settings = {"seed": seed, "layers": LAYERS, "updates": updates, "rows": rows}
     files.write_json(out / "demo.json", {**settings, "table": [asdict(row) for row in table]})
-    print("\n".join(_format_lines(table, first.metrics["accuracy"]["total"])))
+    print("\n".join(_format_lines(table, len(store.split("test")))))
     print(f"\nfigure: {figure}")
     print(textwrap.fill(sentence, WIDTH, initial_indent="  ", subsequent_indent="  "))
     print(f"figures of the table: {out / 'demo.json'}\nruns: {', '.join(map(str, runs))}")
@@ -134,25 +139,28 @@ def _prepare_corpus(out: Path, *, seed: int, rows: int) -> Store:
     return store
 
 
-def _evaluate(run: Path, store: Store) -> tuple[ModelFolder, Evaluation]:
+def _evaluate(run: Path, store: Store) -> Evaluated:
     trained = tasks_model_folder.ModelFolder.read(run)
-    return trained, evaluation_evaluate.evaluate_model(trained, trained.task(store), "test", Decoding())
+    task, model = cast("Classification", trained.task(store)), cast("Classifier", trained.model)
+    return Evaluated(
+        model.config,
+        evaluation_evaluate.evaluate_model(trained, task, "test", Decoding()),
+        evaluation_windows.read_at_verbs(task, model, "test"),
+    )
 
 
-def _make_row(trained: ModelFolder, evaluation: Evaluation, against: dict[str, Any]) -> Row:
-    accuracy, fit = evaluation.metrics["accuracy"], evaluation.metrics["windows"][0]
+def _make_row(evaluated: Evaluated, first: Evaluation) -> Row:
+    metrics = evaluated.evaluation.metrics
+    accuracy = metrics["accuracy"]
     return Row(
-        attention=trained.model.config.attention,
-        parameters=trained.model.config.count_parameters(),
+        attention=evaluated.config.attention,
+        parameters=evaluated.config.count_parameters(),
         accuracy=100 * accuracy["value"],
         low=100 * accuracy["low"],
         high=100 * accuracy["high"],
-        by_attractors=_by_attractors(evaluation.metrics["by_attractors"]),
-        p_against_first=against["accuracy"]["p"],
-        attention_inside=fit["attention_inside"],
-        window_overlap=fit["overlap"],
-        best_head=fit["best_head"],
-        chance=fit["chance"],
+        by_attractors=_by_attractors(metrics["by_attractors"]),
+        p_against_first=evaluation_evaluate.compare(evaluated.evaluation, first)["accuracy"]["p"],
+        attention_on_subject=float(evaluated.readings.on_subject.mean()),
     )
 
 
@@ -179,12 +187,11 @@ def _format_lines(table: list[Row], sentences: int) -> list[str]:
     printed = [
         "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in body
     ]
-    inside = ", ".join(f"{row.attention_inside:.2f} in {row.attention}" for row in table)
+    on_subject = ", ".join(f"{100 * row.attention_on_subject:.0f} % in {row.attention}" for row in table)
     notes = [
         f"p: McNemar's exact test against {table[0].attention}. {', '.join(counts)}: accuracy with that many "
         "nouns of the other number between subject and verb.",
-        f"Attention of the verb's place that falls on the subject phrase and what follows it: {inside}; "
-        f"uniform attention has {table[0].chance:.2f}.",
+        f"Attention at the verb that falls on its subject: {on_subject}.",
     ]
     wrapped = [line for note in notes for line in textwrap.wrap(note, WIDTH)]
     return [*textwrap.wrap(_summarize(table, sentences), WIDTH), "", *printed, "", *wrapped]
@@ -204,32 +211,50 @@ def _summarize(table: list[Row], sentences: int) -> str:
     return f"This seed shows no difference: {rates} (p {bound})."
 
 
-def _draw(
-    windowed: tuple[ModelFolder, Evaluation], plain: tuple[ModelFolder, Evaluation], store: Store, out: Path
-) -> tuple[Path, str]:
-    """Draw a test sentence that the plain model gets wrong and the window model right; return it too."""
-    (ours, evaluation), (other, other_evaluation) = windowed, plain
-    assert evaluation.right is not None
-    assert other_evaluation.right is not None
-    attractors = store.split("test").columns["attractors"]
-    index, told = choose_sentence(evaluation.right, other_evaluation.right, attractors)
-    models = cast("Classifier", ours.model), cast("Classifier", other.model)
-    tokens, panels = evaluation_windows.window_panels(
-        cast("Classification", ours.task(store)), *models, "test", index
-    )
+def _draw(ours: Evaluated, plain: Evaluated, store: Store, out: Path) -> tuple[Path, str]:
+    """Draw what both models read in a sentence that only the window model gets right; return it too."""
+    right, plain_right = ours.evaluation.right, plain.evaluation.right
+    assert right is not None
+    assert plain_right is not None
+    split = store.split("test")
+    gain = ours.readings.on_subject - plain.readings.on_subject
+    index, told = choose_sentence(right, plain_right, gain, split.columns["attractors"])
+    example = split[index]
+    words = [*store.tokenizer.tokens(cast("NDArray[Any]", example["text"])[:-1].tolist()), "[verb]"]
+    readings = [
+        _read(one, index, len(words), store.labels[int(example["label"]) ^ (not correct)], correct=correct)
+        for one, correct in ((plain, bool(plain_right[index])), (ours, bool(right[index])))
+    ]
     path = out / "windows.png"
     view_figures.save_figure(
-        view_figures.attention_figure([panels], queries=tokens, keys=tokens, title=f"{told}\n{FRAME}"), path
+        view_reading.reading_figure(words, readings, marked=int(ours.readings.subject[index]), title=TITLE),
+        path,
     )
-    return path, f"{' '.join(tokens)} ({told})"
+    return path, f"{' '.join(words)} ({told})"
+
+
+def _read(one: Evaluated, index: int, length: int, answer: str, *, correct: bool) -> Reading:
+    readings = one.readings
+    return view_reading.Reading(
+        f"{one.config.attention}: “{answer}”, {'right' if correct else 'wrong'}",
+        readings.attention[index, :length],
+        None if readings.window is None else readings.window[index, :length],
+    )
 
 
 def choose_sentence(
-    right: NDArray[np.bool_], other_right: NDArray[np.bool_], attractors: NDArray[np.integer]
+    right: NDArray[np.bool_],
+    other_right: NDArray[np.bool_],
+    gain: NDArray[np.floating],
+    attractors: NDArray[np.integer],
 ) -> tuple[int, str]:
-    """Choose the first sentence that only the first model gets right, with two attractors if there is one."""
+    """Choose among the sentences that only the first model gets right, with attractors if there is one.
+
+    It is the one where the first model's attention to the subject is ahead of the other's by most.
+    """
     alone = right & ~other_right
-    for few in (2, 1, 0):
-        if (chosen := alone & (attractors >= few)).any():
-            return int(chosen.argmax()), "the plain model is wrong here, the window model right"
-    return int(attractors.argmax()), "there is no sentence that only the window model gets right"
+    told = "the plain model is wrong here, the window model right"
+    if not alone.any():
+        alone, told = attractors >= 0, "there is no sentence that only the window model gets right"
+    best = alone & (attractors > 0) if (alone & (attractors > 0)).any() else alone
+    return max(best.nonzero()[0].tolist(), key=lambda index: float(gain[index])), told

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from diffwindow.cli.data import File
-from diffwindow.cli.errors import check_folder, report_interrupt
+from diffwindow.cli.errors import check_folder, report_interrupt, report_warnings
 from diffwindow.cli.evaluation_report import format_metrics, format_report
 from diffwindow.cli.library import (
     attention_window_module,
@@ -25,7 +25,10 @@ from diffwindow.cli.library import (
     models_translator,
     models_weights,
     processes,
+    tasks_model_folder,
     training_distributed,
+    view_confusion,
+    view_figures,
 )
 from diffwindow.cli.options import (
     AsJson,
@@ -35,6 +38,7 @@ from diffwindow.cli.options import (
     WindowRule,
     change_decoding,
     check_partners,
+    join_with_or,
     takes_decoding,
 )
 from diffwindow.cli.streams import STANDARD, input_name, open_input, parse_path
@@ -46,6 +50,7 @@ if TYPE_CHECKING:
     from diffwindow.tasks.model_folder import ModelFolder
 
 OWN_CORPUS = "the corpus of the run"
+PICTURES = (".png", ".svg", ".pdf")
 
 
 @takes_decoding("beam", "length_penalty")
@@ -80,17 +85,20 @@ def evaluate(
     against: Annotated[
         Path | None, typer.Option(metavar="RUN", help="Another run, compared on the same examples.")
     ] = None,
+    confusion: Annotated[
+        Path | None, typer.Option(help="Draw the confusion matrix of a classifier: .png, .svg or .pdf.")
+    ] = None,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Score a trained model: accuracy, perplexity per word, or three kinds of BLEU and chrF.
+    """Score a trained model: accuracy and F1, perplexity per word, or three kinds of BLEU and chrF.
 
     Two runs are compared by sacreBLEU's paired bootstrap (translation) or McNemar's exact test (labels).
     Several processes share the work: torchrun --nproc-per-node 2 -m diffwindow evaluate …
     """
     test_set = {"--data": data, "--source": source, "--labels": labels, "--text": text}
     if hypothesis:
-        others = (run, against, changes or None, text_column, label_column, *test_set.values())
+        others = (run, against, confusion, changes or None, text_column, label_column, *test_set.values())
         changed = (split, device, window_rule) != ("test", "auto", "soft")
         if not reference or changed or any(value is not None for value in others):
             raise ValueError("--hypothesis goes with --reference and --target-lang alone, without a run")
@@ -108,6 +116,8 @@ def evaluate(
     )
     for folder in (run, against) if against else (run,):
         check_folder(folder)
+    if confusion:
+        _check_confusion(confusion, run)
     raw = data if data and not data_store.is_store(data) else None
     given = evaluation_new_files.NewFiles(
         source, reference, labels, text, raw, data_readers.Columns(text_column, label_column)
@@ -115,6 +125,8 @@ def evaluate(
     split = evaluation_new_files.SPLIT if given.paths and not raw else split
     report = _evaluate_runs(run, against, data, given, split, target_lang, changes, device, window_rule)
     if report is not None:
+        if confusion:
+            _draw_confusion(report, confusion)
         print(files.to_json(report, indent=2) if as_json else "\n".join(format_report(report)))
 
 
@@ -201,6 +213,23 @@ def _evaluate_runs(
                 "comparison": evaluation_evaluate.compare(evaluation, other_evaluation),
             }
     return report if world.main else None
+
+
+def _check_confusion(path: Path, run: Path) -> None:
+    """Raise before anything is scored if there will be no such picture."""
+    if path.suffix.lower() not in PICTURES:
+        raise ValueError(f"--confusion {path} does not end in {join_with_or(PICTURES)}")
+    entry = tasks_model_folder.read_entry(tasks_model_folder.find_model(run))
+    if entry.name != "classification":
+        raise ValueError(f"--confusion is for classifiers, and {run} holds a {entry.noun}")
+
+
+def _draw_confusion(report: dict[str, Any], path: Path) -> None:
+    title = f"{report['run']}: {report['attention']}, {report['split'] or ', '.join(report['corpus'])}"
+    with report_warnings():
+        view_figures.save_figure(
+            view_confusion.confusion_figure(**report["metrics"]["confusion"], title=title), path
+        )
 
 
 def _score_files(hypothesis: Path, reference: Path, language: str | None, *, as_json: bool) -> None:

@@ -10,6 +10,8 @@ from diffwindow.cli.library import tasks_metrics
 
 # groups of examples: the length of a text, the distance from subject to verb, the label
 GROUPS = {"by_length": "length", "by_distance": "distance", "by_label": "label"}
+# a wider confusion matrix does not fit a terminal
+MOST_LABELS = 10
 
 
 def format_report(report: dict[str, Any]) -> Iterator[str]:
@@ -47,6 +49,10 @@ def format_metrics(metrics: dict[str, Any]) -> Iterator[str]:
         elif name in GROUPS:
             for key, group in value.items():
                 yield f"  {f'{GROUPS[name]} {shorten(key, 60)}':20} {_format_accuracy(group)}"
+        elif name == "macro_f1":
+            yield f"  {name:20} {100 * value:6.2f} %"
+        elif name == "confusion":
+            yield from _format_confusion(**value)
         elif name == "target_language":
             yield f"  target language {value}: no BLEU on Moses tokens; name it with --target-lang"
         elif name == "windows":
@@ -63,7 +69,24 @@ def format_metrics(metrics: dict[str, Any]) -> Iterator[str]:
 def _format_accuracy(group: dict[str, Any]) -> str:
     interval = f"{100 * group['low']:.2f}-{100 * group['high']:.2f}"
     counts = f"{group['correct']:,} of {group['total']:,}"
-    return f"{100 * group['value']:6.2f} % (95 % interval {interval}; {counts})"
+    text = f"(95 % interval {interval}; {counts})"
+    if "f1" not in group:
+        return f"{100 * group['value']:6.2f} % {text}"
+    # the accuracy of a label is its recall
+    precision, f1 = (f"{100 * group[name]:.2f}" for name in ("precision", "f1"))
+    return f"{100 * group['value']:6.2f} % recall {text}, precision {precision} %, F1 {f1} %"
+
+
+def _format_confusion(labels: list[str], counts: list[list[int]]) -> Iterator[str]:
+    if len(labels) > MOST_LABELS:
+        yield f"  confusion of {len(labels)} labels: see --json, or draw it with --confusion"
+        return
+    names = [shorten(label, 16) for label in labels]
+    cells = [[f"{count:,}" for count in row] for row in counts]
+    width = max(len(cell) for row in (names, *cells) for cell in row) + 2
+    yield f"  {'right, predicted':20} {''.join(f'{name:>{width}}' for name in names)}"
+    for name, row in zip(names, cells, strict=True):
+        yield f"  {name:20} {''.join(f'{cell:>{width}}' for cell in row)}"
 
 
 def _format_window(fit: dict[str, Any]) -> str:

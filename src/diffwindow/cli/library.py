@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from diffwindow.evaluation import windows as evaluation_windows
     from diffwindow.hf import checkpoint as hf_checkpoint
     from diffwindow.hf import fit as hf_fit
+    from diffwindow.hf import hub as hf_hub
+    from diffwindow.inference import alignment as inference_alignment
     from diffwindow.inference import attention as inference_attention
     from diffwindow.inference import model as inference_model
     from diffwindow.inference import server as inference_server
@@ -61,11 +63,14 @@ if TYPE_CHECKING:
     from diffwindow.training import distributed as training_distributed
     from diffwindow.training import failures as training_failures
     from diffwindow.training import overrides as training_overrides
+    from diffwindow.training import records as training_records
     from diffwindow.training import rendezvous as training_rendezvous
     from diffwindow.training import run as training_run
+    from diffwindow.view import confusion as view_confusion
     from diffwindow.view import figures as view_figures
     from diffwindow.view import panels as view_panels
     from diffwindow.view import payload as view_payload
+    from diffwindow.view import reading as view_reading
 else:
 
     def __getattr__(name: str) -> LazyModule:

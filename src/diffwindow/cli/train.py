@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from diffwindow.cli.completion import complete_presets
 from diffwindow.cli.data import list_corpora
 from diffwindow.cli.errors import check_folder, report_training_errors
 from diffwindow.cli.library import (
@@ -33,7 +34,11 @@ class Resume(StrEnum):
 
 def train(
     preset: Annotated[
-        str, typer.Argument(help="A preset of `diffwindow list`, a YAML file, or a run to resume.")
+        str,
+        typer.Argument(
+            help="A preset of `diffwindow list`, a YAML file, or a run to resume.",
+            autocompletion=complete_presets,
+        ),
     ],
     overrides: Annotated[
         list[str] | None,

@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import islice
-from typing import IO, TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from diffwindow.cli.library import inference_model, processes, training_distributed
+from diffwindow.cli.library import inference_alignment, inference_model, processes, training_distributed
 from diffwindow.cli.options import DECODING_OPTIONS, Device, RunFolders, change_decoding, takes_decoding
 from diffwindow.cli.streams import (
     CHUNK,
@@ -42,6 +43,17 @@ def translate(
     interactive: Annotated[
         bool, typer.Option("--interactive", help="Translate each line as it is typed.")
     ] = False,
+    alignments: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write which source word each word translates, as 0-1 2-0 per line (Pharaoh).",
+        ),
+    ] = None,
+    align_by: Annotated[
+        str,
+        typer.Option(metavar="BY", help="Align by attention or by window, of the last layer that has it."),
+    ] = "attention",
     device: Device = "auto",
     int8: Annotated[
         bool,
@@ -70,10 +82,23 @@ def translate(
             # the first process reads and writes; the others have no lines of their own
             lines: Iterator[str] = iter(())
             target: IO[str] | None = None
+            links: IO[str] | None = None
+            if alignments and decoding.n_best > 1:
+                raise ValueError("--alignments is for one translation per line; leave --n-best out")
+            if alignments:
+                # a model that has none is an error before the first line is read
+                model.align([("a", "a")], by=cast(Any, align_by))
             if world.main:
                 lines = stack.enter_context(open_input(input))
                 target = stack.enter_context(open_output(output))
-        _stream(_chunks(lines, world, 1 if interactive else CHUNK), target, model, decoding)
+                links = stack.enter_context(open_output(alignments)) if alignments else None
+        for texts, best in _stream(
+            _chunks(lines, world, 1 if interactive else CHUNK), target, model, decoding
+        ):
+            if links:
+                pairs = list(zip(texts, best, strict=True))
+                for one in model.align(pairs, by=cast(Any, align_by)):
+                    links.write(f"{inference_alignment.format_pharaoh(one)}\n")
 
 
 def _chunks(lines: Iterator[str], world: World, size: int) -> Iterator[list[str]]:
@@ -89,12 +114,16 @@ def _chunks(lines: Iterator[str], world: World, size: int) -> Iterator[list[str]
 
 def _stream(
     chunks: Iterator[list[str]], target: IO[str] | None, model: LoadedModel, decoding: Decoding
-) -> None:
-    """Translate chunks; the process that has a target writes them and prints how fast it is."""
+) -> Iterator[tuple[list[str], list[str]]]:
+    """Translate chunks and yield them with their best translations.
+
+    The process that has a target writes them and prints how fast it is.
+    """
     speed = Speed()
     for texts in chunks:
         # samples of a line do not depend on its chunk
         translations = model.translations(texts, replace(decoding, seed=decoding.seed + speed.done))
+        yield texts, [best[0].text for best in translations]
         if target is None:
             speed.done += len(texts)
             continue

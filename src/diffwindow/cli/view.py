@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import islice
@@ -60,11 +61,14 @@ def view(
     ] = False,
     out: Annotated[
         Path | None,
-        typer.Option(help="Write the page; windows.html by default, unless a figure is asked for."),
+        typer.Option(help="Write the page; windows.html by default, without figures or numbers."),
     ] = None,
     png: Picture = None,
     svg: Picture = None,
     pdf: Picture = None,
+    npz: Annotated[
+        Path | None, typer.Option(help="Write windows, attention and tokens as NumPy arrays.")
+    ] = None,
     role: Annotated[
         str | None, typer.Option(help="The attention of figures: Enc, Cr or Dec; the first with a window.")
     ] = None,
@@ -81,13 +85,16 @@ def view(
         typer.Option(help="Count keys below it as outside the window; the model's own by default."),
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="The most sentences for --statistics.")] = LIMIT,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the statistics as JSON.")] = False,
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="Print windows, attention and tokens as JSON, or the statistics."),
+    ] = False,
     serve: Annotated[bool, typer.Option("--serve", help="Serve a page to type sentences in.")] = False,
     host: Annotated[str, typer.Option(help="The address to serve on.")] = HOST,
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port to serve on.")] = PORT,
     device: Device = "auto",
 ) -> None:
-    """Show where a model looks: a page that needs no network, figures, statistics, or a server.
+    """Show where a model looks: a page that needs no network, figures, numbers, statistics, or a server.
 
     diffwindow view RUN "the keys to the cabinet" --against PLAIN --checkpoints --out windows.html
     """
@@ -117,16 +124,22 @@ def view(
             ("--out", out is not None, shown),
             ("--png, --svg and --pdf", bool(figures), (*shown, "--statistics")),
             ("--role, --layer and --head", chosen_place, shown),
-            ("--tolerance and --json", tolerance is not None or as_json, ("--statistics",)),
+            ("--npz", npz is not None, shown),
+            ("--json", as_json, (*shown, "--statistics")),
+            ("--tolerance", tolerance is not None, ("--statistics",)),
             ("--limit", limit != LIMIT, ("--statistics",)),
             ("--host and --port", (host, port) != (HOST, PORT), ("--serve",)),
         ),
     )
     if chosen_place and not figures:
         raise ValueError("--role, --layer and --head choose what a figure shows; add --png, --svg or --pdf")
-    if checkpoints and figures and out is None:
-        raise ValueError("--checkpoints adds to the page, but figures alone are asked for; add --out")
-    for ending, path in {".html": out, ".png": png, ".svg": svg, ".pdf": pdf}.items():
+    drawn_alone = bool(figures or npz or as_json) and statistics is None and out is None
+    if checkpoints and drawn_alone:
+        raise ValueError("--checkpoints adds to the page, which is not asked for; add --out")
+    if against and drawn_alone and not figures:
+        raise ValueError("--npz and --json have the numbers of one run; leave --against out, or add --out")
+    endings = {".html": out, ".png": png, ".svg": svg, ".pdf": pdf, ".npz": npz}
+    for ending, path in endings.items():
         if path is not None and path.suffix.lower() != ending:
             raise ValueError(f"{path} does not end in {ending}")
     trained = inference_model.open_model(run, device=device)
@@ -153,8 +166,10 @@ def view(
             other,
             example,
             _find_checkpoints(run) if checkpoints else {},
-            out=out,
+            out=None if drawn_alone else out or PAGE,
             figures=figures,
+            npz=npz,
+            as_json=as_json,
             place=(role, layer, _parse_head(head)),
         )
 
@@ -202,6 +217,8 @@ def _write(
     *,
     out: Path | None,
     figures: list[Path],
+    npz: Path | None,
+    as_json: bool,
     place: tuple[str | None, int | None, Head],
 ) -> None:
     trace = inference_attention.trace_example(trained, example)
@@ -214,8 +231,15 @@ def _write(
     with report_warnings():
         for path in figures:
             trace.draw(path, *place, against=against)
-            print(path)
-    if out is None and figures:
+    if npz:
+        trace.save(npz)
+    # with --json, stdout holds the JSON alone
+    note = sys.stderr if as_json else sys.stdout
+    for written in (*figures, *([npz] if npz else [])):
+        print(written, file=note)
+    if as_json:
+        print(files.to_json(trace.to_dict()))
+    if out is None:
         return
     earlier = {
         name: inference_attention.trace_example(tasks_model_folder.ModelFolder.read(folder), example)
@@ -223,8 +247,8 @@ def _write(
     }
     rules = inference_attention.trace_rules(trained, example)
     page = trace.to_html(against=against, checkpoints=earlier, rules=rules).encode("utf-8")
-    files.write_atomically(out or PAGE, page, follow_link=True)
-    print(f"{out or PAGE}  {len(page) / 1e6:.2f} MB; open it in a browser")
+    files.write_atomically(out, page, follow_link=True)
+    print(f"{out}  {len(page) / 1e6:.2f} MB; open it in a browser", file=note)
 
 
 def _read_corpus(trained: ModelFolder, run: Path, data: Path | None, corpus: str) -> Iterator[Example]:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffwindow.decoding import Decoding
+from diffwindow.evaluation.confusion import Confusion
 from diffwindow.evaluation.intervals import accuracy, accuracy_by, mcnemar
 from diffwindow.evaluation.windows import has_gold_windows, window_fits
 from diffwindow.models.classifier import Classifier
@@ -98,15 +99,18 @@ def evaluate_classification(
 ) -> Evaluation:
     """Classify a split; return the accuracy, also by label, length and what else the rows tell."""
     predicted, nll = task.predict(trained.model, split, progress=progress)
-    columns = task.store.split(split).columns
-    right = predicted == task.gold(split)
+    columns, gold, names = task.store.split(split).columns, task.gold(split), trained.labels
+    right, confusion = predicted == gold, Confusion.of(gold, predicted, len(names))
+    scores = confusion.scores()
     metrics: dict[str, Any] = {
         "accuracy": asdict(accuracy(int(right.sum()), len(right))),
+        "macro_f1": confusion.macro_f1(),
         "loss": float(nll.mean()),
+        "by_label": {
+            names[n]: asdict(group) | asdict(scores[n]) for n, group in accuracy_by(right, gold).items()
+        },
+        "confusion": {"labels": list(names), "counts": confusion.counts.tolist()},
     }
-    if task.store.manifest.settings.labels:
-        labels, names = columns["label"].astype(np.int64), task.store.labels
-        metrics["by_label"] = {names[n]: asdict(group) for n, group in accuracy_by(right, labels).items()}
     metrics["by_length"] = _by_size(right, task.lengths(split)[0])
     # -1 stands for a distance or a number of attractors that is not known
     if (known := columns.get("distance", np.array([-1])) >= 0).any():

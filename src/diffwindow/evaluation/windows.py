@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -26,8 +26,6 @@ from diffwindow.soft_window import Maps, compose_window
 from diffwindow.special_tokens import PAD
 from diffwindow.tasks.classification import Classification, ClassificationBatch
 from diffwindow.tasks.task import B, Task, sweep
-from diffwindow.view.capture import capture
-from diffwindow.view.figures import Panel
 from diffwindow.view.trace import AttentionTrace, LayerMaps
 
 
@@ -138,6 +136,7 @@ def mean_window(
         attn_mask=visibility.visible(q, k) if visibility.attn_bias is not None else visibility.attn_mask,
         is_causal=visibility.is_causal,
         segment_origin=visibility.segment_origin,
+        gates=attention.gates_of(visibility),
         normalize=False,
     )
     zero_q, zero_k = q.new_zeros(*q.shape[:3], 1), k.new_zeros(*k.shape[:3], 1)
@@ -342,18 +341,18 @@ def window_fits(task: Classification, model: Classifier, split: str) -> list[Win
     def measure(rows: np.ndarray, batch: ClassificationBatch) -> list[_Measured]:
         gold = gold_windows(starts[rows], verbs[rows], batch.tokens.shape[1])
         real = (batch.tokens != PAD).sum(1).cpu().numpy()
-        return [_measure(maps, verbs[rows], gold, real) for maps in _encoder_maps(model, batch.tokens)]
+        return [_measure(maps, verbs[rows], gold, real) for maps in _encoder_maps(model, batch)]
 
     batches = [measured for _, measured in sweep(task, model, split, measure)]
     return [_fit(number, list(layer)) for number, layer in enumerate(zip(*batches, strict=True), 1)]
 
 
-def _encoder_maps(model: Classifier, tokens: Tensor) -> list[Maps]:
+def _encoder_maps(model: Classifier, batch: ClassificationBatch) -> list[Maps]:
     """Run the encoder and return the maps of each layer, for all sentences of the batch."""
     layers: list[Maps] = []
     attentions = [block.attention for block in model.attention_blocks()["Enc"]]
     with watch(attentions, lambda attention, *call: layers.append(attention.maps(*call))):
-        model.encode(tokens)
+        model.encode(batch.tokens, gates=batch.gates)
     return layers
 
 
@@ -386,32 +385,36 @@ def _fit(layer: int, batches: list[_Measured]) -> WindowFit:
     )
 
 
-def window_panels(
-    task: Classification, windowed: Classifier, plain: Classifier, split: str, index: int
-) -> tuple[list[str], list[Panel]]:
-    """Return a sentence's tokens, and panels of its window, its attention, and a plain model's, in layer 1.
+@dataclass(frozen=True)
+class VerbReadings:
+    """What a model reads at the place of each sentence's verb, in layer 1: means over heads, 0 on padding."""
 
-    Each model shows the head that does best on the whole split: by overlap with the gold windows, or by the
-    attention inside them. A frame marks the gold window of the verb.
-    """
-    row = task.store.split(split)
-    start, verb = (int(row.columns[name][index]) for name in GOLD_COLUMNS)
-    with evaluating(windowed), evaluating(plain):
-        tokens = task.collate(split, np.array([index])).tokens
-        with capture(windowed) as ours_trace, capture(plain) as plain_trace:
-            windowed(tokens)
-            plain(tokens)
-    ours, other = ours_trace["Enc", 1], plain_trace["Enc", 1]
-    if ours.window is None or other.window is not None:
-        raise ValueError(
-            f"{windowed.config.attention} and {plain.config.attention}: one needs a window in layer 1"
-        )
-    head = int(np.argmax(window_fits(task, windowed, split)[0].overlap_by_head))
-    plain_head = int(np.argmax(window_fits(task, plain, split)[0].inside_by_head))
-    matrices = (
-        (f"window, {windowed.config.attention} head {head + 1}", ours.window[head]),
-        (f"attention, {windowed.config.attention} head {head + 1}", ours.weights[head]),
-        (f"attention, {plain.config.attention} head {plain_head + 1}", other.weights[plain_head]),
-    )
-    labels = [*task.store.tokenizer.tokens(tokens[0, :-1].tolist()), "[verb]"]
-    return labels, [Panel(name, values, outline=(verb, start, verb)) for name, values in matrices]
+    attention: Float[np.ndarray, "rows keys"]
+    # None where the attention has no window
+    window: Float[np.ndarray, "rows keys"] | None
+    # of the noun with which the verb agrees
+    subject: Int[np.ndarray, " rows"]
+
+    @property
+    def on_subject(self) -> Float[np.ndarray, " rows"]:
+        """Return the share of attention that falls on the subject."""
+        shares: Float[np.ndarray, " rows"] = self.attention[np.arange(len(self.subject)), self.subject]
+        return shares
+
+
+def read_at_verbs(task: Classification, model: Classifier, split: str) -> VerbReadings:
+    """Read every sentence of a split that has gold windows."""
+    columns = task.store.split(split).columns
+    verbs, subject = (columns[name].astype(np.int64) for name in ("verb_position", "subject_head"))
+
+    def read(rows: np.ndarray, batch: ClassificationBatch) -> list[NDArray[np.float32]]:
+        maps = _encoder_maps(model, batch)[0]
+        shown = [maps.weights] if maps.window is None else [maps.weights, maps.window.values]
+        return [one.mean(1).cpu().float().numpy()[np.arange(len(rows)), verbs[rows]] for one in shown]
+
+    batches = sweep(task, model, split, read)
+    found = [np.zeros((len(verbs), int(verbs.max()) + 1), np.float32) for _ in batches[0][1]]
+    for rows, shown in batches:
+        for whole, part in zip(found, shown, strict=True):
+            whole[rows, : part.shape[1]] = part
+    return VerbReadings(found[0], found[1] if len(found) == 2 else None, subject)

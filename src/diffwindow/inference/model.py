@@ -20,13 +20,15 @@ from diffwindow.decoding.ensemble import Ensemble, average_log_probs
 from diffwindow.decoding.generate import GENERATION, continue_text
 from diffwindow.decoding.translate import Output, translate_texts
 from diffwindow.evaluation.evaluate import Evaluation, evaluate_model
+from diffwindow.inference.alignment import By, Link, align_pair
 from diffwindow.inference.attention import attention_trace
 from diffwindow.messages import quote
 from diffwindow.models.classifier import Classifier
+from diffwindow.models.export import GRAPHS, export_onnx
 from diffwindow.models.int8 import round_weights
 from diffwindow.models.language_model import LanguageModel
 from diffwindow.models.loss import token_log_probs
-from diffwindow.models.model import evaluating
+from diffwindow.models.model import TOKENIZER, evaluating
 from diffwindow.models.translator import Translator
 from diffwindow.special_tokens import BOS, EOS
 from diffwindow.tasks.model_folder import ModelFolder
@@ -257,6 +259,22 @@ class LoadedModel:
             running_text=member.record.options.block_size is not None,
         )
 
+    def align(
+        self, pairs: Sequence[tuple[str, str]], *, by: By = "attention", layer: int | None = None
+    ) -> list[list[Link]]:
+        """Return links (source word, target word) of each pair of texts, see `align_pair`; one by one."""
+        self._only(Translator, "align")
+        sources, targets = _pair_columns(pairs)
+        texts = zip(_texts(sources), _texts(targets), strict=True)
+        return [align_pair(self.members[0], *pair, by=by, layer=layer) for pair in texts]
+
+    def export(self, folder: Folder) -> list[Path]:
+        """Write a translator's graphs as ONNX (see `export_onnx`) and its tokenizer; return the files."""
+        model, target = self._only(Translator, "export"), Path(folder)
+        export_onnx(model, target)
+        self.tokenizer.save(target / TOKENIZER)
+        return [target / name for name in (*GRAPHS, TOKENIZER)]
+
     def attention(self, text: str, target: str | None = None) -> AttentionTrace:
         """Trace where the model looks in a text; a translator reads `target`, or its own translation."""
         if len(self.members) > 1:
@@ -300,12 +318,14 @@ def _check_list(texts: object) -> None:
         raise TypeError(f"the texts are {quote(texts)}; pass a list of texts")
 
 
-def _pair_columns(pairs: Sequence[str | tuple[str, str]]) -> tuple[list[str], list[str]]:
+def _pair_columns(
+    pairs: Sequence[str | tuple[str, str]] | Sequence[tuple[str, str]],
+) -> tuple[list[str], list[str]]:
     _check_list(pairs)
     columns: tuple[list[str], list[str]] = [], []
     for index, pair in enumerate(pairs):
         if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise TypeError(f"item {index} is not a pair; a translator scores (source, target)")
+            raise TypeError(f"item {index} is not a pair; a translator reads (source, target)")
         for column, text in zip(columns, pair, strict=True):
             column.append(text)
     return columns

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from diffwindow.checks import Expectation, WindowRule
+from diffwindow.files import replacing, to_json, write_atomically
 from diffwindow.messages import quote
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ Array = NDArray[np.float32]
 # a head by its number from 0, their mean, or all of them side by side
 Head = int | Literal["mean", "all"]
 FRAME_HEIGHT = 860
+# the maps of a layer
+ARRAYS = ("weights", "window", "phi_left", "phi_right")
 
 
 @dataclass(frozen=True)
@@ -98,10 +101,39 @@ class AttentionTrace:
         """Return all arrays by name, as `Enc.1.weights` and `Enc.1.window`: ready for `numpy.savez`."""
         named = {}
         for maps in self.layers:
-            for name in ("weights", "window", "phi_left", "phi_right"):
+            for name in ARRAYS:
                 if (array := getattr(maps, name)) is not None:
                     named[f"{maps.role}.{maps.layer}.{name}"] = array
         return named
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the trace as plain data for JSON: the tokens of each side, and the maps of each layer."""
+        layers = []
+        for maps in self.layers:
+            arrays = {name: x.tolist() for name in ARRAYS if (x := getattr(maps, name)) is not None}
+            named = {name: getattr(maps, name) for name in ("role", "layer", "kind", "queries", "keys")}
+            layers.append(named | arrays)
+        return {
+            "attention": self.label,
+            "title": self.title,
+            "tokens": tokens_by_side(self),
+            "gold": None if self.gold is None else asdict(self.gold),
+            "layers": layers,
+        }
+
+    def save(self, path: str | Path) -> None:
+        """Write the numbers: `.npz` has `arrays` and the tokens as `tokens.SIDE`, `.json` has `to_dict`."""
+        path = Path(path)
+        ending = path.suffix.lower()
+        if ending == ".json":
+            write_atomically(path, f"{to_json(self.to_dict())}\n".encode(), follow_link=True)
+        elif ending == ".npz":
+            tokens = {f"tokens.{side}": np.array(names) for side, names in tokens_by_side(self).items()}
+            arrays: dict[str, Any] = self.arrays() | tokens
+            with replacing(path, follow_link=True) as temporary, temporary.open("wb") as file:
+                np.savez_compressed(file, **arrays)
+        else:
+            raise ValueError(f"{path} does not end in .npz or .json")
 
     def with_tokens(self, tokens: Sequence[str] | Mapping[str, Sequence[str]]) -> AttentionTrace:
         """Return the trace with names for its tokens: one list, or a list for each side."""
@@ -143,7 +175,6 @@ class AttentionTrace:
         against: AttentionTrace | None = None,
     ) -> None:
         """Write the figure, or the page if the name ends in .html; the file is whole or not there."""
-        from diffwindow.files import write_atomically
         from diffwindow.view.figures import save_figure
 
         path = Path(path)

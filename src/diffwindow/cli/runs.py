@@ -1,0 +1,65 @@
+"""The verb `runs`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from diffwindow.cli.errors import check_folder
+from diffwindow.cli.library import files, training_config, training_records, training_run
+from diffwindow.cli.options import AsJson
+
+if TYPE_CHECKING:
+    from diffwindow.training.records import RunSummary
+
+HEADER = ("run", "attention", "state", "updates", "validation")
+
+
+def runs(
+    folders: Annotated[
+        list[Path] | None, typer.Argument(metavar="[DIR]…", help="Run folders, or folders with runs below.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List runs: attention, state, updates and best validation; two run folders: how their configs differ.
+
+    diffwindow runs runs
+    diffwindow runs runs/plain runs/windows
+    """
+    folders = folders or [Path("runs")]
+    for folder in folders:
+        check_folder(folder)
+    found = [run for folder in folders for run in training_records.find_runs(folder)]
+    if not found:
+        raise ValueError(f"there is no run in {' or '.join(map(str, folders))}; `diffwindow train` makes one")
+    summaries = [training_records.RunSummary.read(run) for run in found]
+    differences: dict[str, tuple[Any, Any]] = {}
+    if len(folders) == 2 and found == folders:
+        first, second = (training_run.Run.open(folder).config for folder in folders)
+        differences = training_config.differences(first, second)
+    if as_json:
+        print(files.to_json({"runs": list(map(asdict, summaries)), "differences": differences}, indent=2))
+        return
+    print("\n".join(_columns([HEADER, *map(_cells, summaries)])))
+    if len(folders) == 2 and found == folders:
+        rows = [(name, *map(str, values)) for name, values in differences.items()]
+        print("\n".join(["", *_columns([("setting", *map(str, folders)), *rows])]))
+
+
+def _cells(summary: RunSummary) -> tuple[str, ...]:
+    most = "" if summary.max_updates is None else f" of {summary.max_updates:,}"
+    score = (
+        "" if summary.score is None else f"{summary.metric} {summary.score:.4g} at {summary.best_update:,}"
+    )
+    return summary.run, summary.attention, summary.state, f"{summary.updates:,}{most}", score
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yield lines in which cells of a column are as wide as the widest."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
