@@ -219,6 +219,7 @@ _LONG = (
 )
 _SMALL_IMDB = replace(_IMDB, overrides=(*_IMDB.overrides, "train.max_updates=2000"))
 _AGREEMENT_10 = Experiment("agreement", ("train.max_rows=64", "train.max_updates=600", *_SHORT), kept=100)
+_MINI_SST = _sst(replace(_SST, overrides=(*_SST.overrides, "train.max_updates=1000")))
 MINI = Scale(
     "mini",
     "Smaller data and models that two cores can train: to compare rows with each other, not with the paper.",
@@ -235,7 +236,15 @@ MINI = Scale(
         "agreement-10-valid": _AGREEMENT_10,
         "agreement-trees": replace(_AGREEMENT_10, corpus="agreement-trees"),
         **under(CIRCUMSTANCES, "agreement-10", _AGREEMENT_10),
-        **_sst(replace(_SST, overrides=(*_SST.overrides, "train.max_updates=1000"))),
+        **_MINI_SST,
+        # phrases run in plain PyTorch; nearly four epochs of the sentences
+        "sst-trees": replace(
+            _MINI_SST["sst-trees"],
+            overrides=(
+                *_MINI_SST["sst-trees"].overrides,
+                *("train.max_updates=400", "train.warmup=100", "train.valid_every=100"),
+            ),
+        ),
     },
 )
 
