@@ -3,6 +3,7 @@
     Enc(AW)-Cr(AW,Seg)-Dec(MW)      the paper's best model: windows in the first half of the layers
     Enc(AW,Seg=3)@1-2-Enc(MW)@3     segments of three keys in layers 1 and 2, another kind in layer 3
     Enc(AW,Phr)                     windows of whole phrases, whose ends are given with the text
+    Enc(AW,Tree)                    windows of whole phrases, whose ends are learned, the same for all layers
     Dec(MW,Exact)@all               all layers, without the double count of the paper's window
     Enc(MW,Norm)                    weights divided by their sum: softmax(s + log M)
     Dec(MW,Norm,Sink=4)             the first four keys are always visible: M = 1 there

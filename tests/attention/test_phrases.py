@@ -7,7 +7,16 @@ import torch
 import torch.nn.functional as F
 from torch.testing import assert_close
 
-from diffwindow import Classifier, ClassifierConfig, Translator, TranslatorConfig, WindowAttention
+from diffwindow import (
+    Classifier,
+    ClassifierConfig,
+    LanguageModel,
+    LanguageModelConfig,
+    Translator,
+    TranslatorConfig,
+    WindowAttention,
+)
+from diffwindow.attention.phrases import PhraseGates
 from diffwindow.attention.visibility import Visibility
 from diffwindow.models.export import export
 from diffwindow.soft_window import compose_window
@@ -86,7 +95,7 @@ def test_sampled_windows_have_the_gradient_of_the_exact_one_on_average():
 
 def layer(**options):
     torch.manual_seed(0)
-    return WindowAttention(16, 2, phrases="given", dtype=torch.float64, **options).eval()
+    return WindowAttention(16, 2, dtype=torch.float64, **{"phrases": "given", **options}).eval()
 
 
 def inputs(batch=3, length=7):
@@ -176,16 +185,11 @@ def test_hidden_keys_give_zeros(length):
     assert (window.discrete("half").end == -1).all()
 
 
-def translator():
-    config = TranslatorConfig(
-        vocab_size=20,
-        embed_dim=16,
-        num_heads=2,
-        ffn_dim=16,
-        encoder_layers=2,
-        decoder_layers=2,
-        attention="Enc(AW,Phr)-Cr(MW,Phr)@all",
-    )
+SMALL = {"vocab_size": 20, "embed_dim": 16, "num_heads": 2, "ffn_dim": 16}
+
+
+def translator(attention="Enc(AW,Phr)-Cr(MW,Phr)@all"):
+    config = TranslatorConfig(**SMALL, encoder_layers=2, decoder_layers=2, attention=attention)
     return Translator(config).eval()
 
 
@@ -201,7 +205,10 @@ def translator():
         (lambda x, g: layer(impl="cpu").float()(*[x.float()] * 3, None, False, gates=g), "phrases"),
         (lambda x, g: ClassifierConfig(vocab_size=9, attention="Enc(AW,Seg,Phr)"), "exclude each other"),
         (lambda x, g: TranslatorConfig(vocab_size=9, attention="Dec(AW,Phr)"), "not for Dec"),
+        (lambda x, g: ClassifierConfig(vocab_size=9, attention="Enc(AW,Phr,Tree)"), "exclude each other"),
+        (lambda x, g: TranslatorConfig(vocab_size=9, attention="Cr(AW,Tree)"), "not for Cr"),
         (lambda x, g: export(translator()), "exported graphs do not take"),
+        (lambda x, g: export(translator("Dec(AW,Tree)")), "exported graphs do not keep"),
     ],
 )
 def test_wrong_input_is_named(call, message):
@@ -217,16 +224,81 @@ def test_translator_decodes_step_by_step_as_at_once():
     gates = torch.rand(3, 6)
     whole = model(source, target, gates=gates)
     assert not torch.allclose(whole, model(source, target, gates=1 - gates))
-    state, order = model.begin(source, gates=gates), torch.tensor([1, 0, 2])
+    check_steps(model, model.begin(source, gates=gates), target, whole)
+
+
+def check_steps(model, state, target, whole):
+    """Compare steps from a state, whose sentences are reordered first, with a forward over whole targets."""
+    order = torch.tensor([1, 0, 2])
     state.select(order, torch.zeros(3, 1, dtype=torch.long))
-    for place in range(5):
+    for place in range(target.shape[1]):
         logits = model.step(target[order, place : place + 1], state)
         assert_close(logits[:, 0], whole[order, place], atol=1e-5, rtol=1e-4)
 
 
 def test_classifier_reads_a_row_alike_in_any_batch():
-    config = ClassifierConfig(vocab_size=20, embed_dim=16, num_heads=2, attention="Enc(AW,Phr)@all")
+    config = ClassifierConfig(**SMALL, attention="Enc(AW,Phr)@all")
     model = Classifier(config).eval()
     tokens, gates = torch.randint(4, 20, (2, 8)), torch.rand(2, 7)
     tokens[1, 5:] = 0
     assert_close(model(tokens, gates=gates)[1:], model(tokens[1:, :5], gates=gates[1:, :4]))
+
+
+def test_levels_of_gates_start_apart_and_nest():
+    gates = PhraseGates(64, levels=4)
+    with torch.no_grad():
+        learned = gates(gates.distances(torch.randn(20, 30, 64)))
+    # a phrase that ends at a higher level ends at every lower one
+    assert (learned.diff(dim=1) < 0).all()
+    share = (learned > 0.5).double().mean((0, 2))
+    assert share[0] > 0.6
+    assert share[-1] < 0.4
+
+
+def test_a_layer_makes_gates_of_its_own_from_its_keys():
+    x, _ = inputs()
+    attention = layer(phrases="learned")
+    alone, _ = attention(x, x, x)
+    made = attention.phrase_gates(attention.phrase_gates.distances(x))
+    assert_close(attention(x, x, x, gates=made)[0], alone)
+    padded = F.pad(x, (0, 0, 2, 3), value=float("nan"))
+    hidden = F.pad(torch.zeros(3, 7, dtype=torch.bool), (2, 3), value=True)
+    output, _ = attention(x, padded, padded, key_padding_mask=hidden)
+    assert_close(output, alone)
+    output.sum().backward()
+    assert all(weight.grad.isfinite().all() for weight in attention.parameters())
+
+
+def test_gradients_of_learned_phrases():
+    x, _ = inputs(batch=1, length=3)
+    attention = layer(phrases="learned", expectation="exact")
+    names, weights = zip(*attention.phrase_gates.named_parameters(prefix="phrase_gates"), strict=True)
+
+    def attend(x, *weights):
+        call = {"is_causal": True, "need_weights": False}
+        return torch.func.functional_call(attention, dict(zip(names, weights, strict=True)), (x, x, x), call)[
+            0
+        ]
+
+    assert torch.autograd.gradcheck(attend, (x.requires_grad_(), *weights), fast_mode=True)
+
+
+def test_models_that_learn_phrases_decode_step_by_step_as_at_once():
+    target = torch.randint(4, 20, (3, 6))
+    causal = LanguageModel(LanguageModelConfig(**SMALL, num_layers=3, attention="Dec(MW,Tree)@2-3")).eval()
+    check_steps(causal, causal.begin(target[:, :2]), target[:, 2:], causal(target)[:, 2:])
+    source = torch.randint(4, 20, (3, 7))
+    source[1, 4:] = 0
+    model = translator("Enc(AW,Tree)-Dec(AW,Tree)@all")
+    check_steps(model, model.begin(source), target, model(source, target))
+
+
+def test_learned_phrases_keep_words_whole():
+    learned = Classifier(ClassifierConfig(**SMALL, attention="Enc(AW,Tree)")).eval()
+    given = Classifier(ClassifierConfig(**SMALL, attention="Enc(AW,Phr)")).eval()
+    given.load_state_dict(learned.state_dict(), strict=False)
+    tokens = torch.randint(4, 20, (2, 8))
+    assert not torch.allclose(learned(tokens), given(tokens, gates=torch.zeros(2, 7)))
+    # the text is one word
+    learned.embedding.word_starts.zero_()
+    assert_close(learned(tokens), given(tokens, gates=torch.zeros(2, 7)))

@@ -8,7 +8,16 @@ from diffwindow.data.own_files import labelled_recipe
 from diffwindow.data.prepare import prepare
 from diffwindow.data.store import Sequences
 from diffwindow.data.synthetic import agreement
-from diffwindow.data.trees import distances_of, phrase_ends, read_trees
+from diffwindow.data.trees import (
+    baseline_trees,
+    distances_of,
+    phrase_ends,
+    read_trees,
+    spans_of,
+    tree_f1,
+    tree_of,
+    without_punctuation,
+)
 
 
 @pytest.mark.parametrize(
@@ -80,3 +89,27 @@ def test_a_row_that_is_no_tree_is_named(tmp_path):
     path.write_text("text\tlabel\n(S (NP a) b)\tx\n(S (NP a) b))\ty\n")
     with pytest.raises(BadRowError, match=r"texts.tsv, row 2: not a bracketed tree: '\)' is outside"):
         prepare(labelled_recipe({"train": path}).read_phrases(), tmp_path / "store")
+
+
+def test_trees_are_split_at_their_largest_distances():
+    generator = np.random.default_rng(0)
+    for gaps in range(1, 12):
+        words = [f"w{index}" for index in range(gaps + 1)]
+        for distances in baseline_trees(gaps, generator).values():
+            tree = tree_of(words, distances).replace("(", "(S ")
+            same, heights = distances_of(tree)
+            assert same == words
+            assert spans_of(heights[:-1]) == spans_of(distances)
+            assert tree_f1(heights[:-1], distances) == 1.0
+
+
+def test_f1_of_trees_by_hand():
+    words, heights = distances_of("(S (NP -LRB- the man -RRB-) (VP saw (NP 5 %)) .)")
+    gold = without_punctuation(words, heights[:-1])
+    # (the man) (saw (5 %))
+    assert sorted(spans_of(gold)) == [(0, 1), (2, 4), (3, 4)]
+    trees = baseline_trees(4, np.random.default_rng(0))
+    # the (man (saw (5 %))): two of three
+    assert tree_f1(gold, trees["right-branching"]) == pytest.approx(2 / 3)
+    # (((the man) saw) 5) %: one of three
+    assert tree_f1(gold, trees["left-branching"]) == pytest.approx(1 / 3)

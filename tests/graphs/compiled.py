@@ -25,12 +25,13 @@ CASES = [
 ROTARY = {"window": "multiplicative", "rotary": "both"}
 NORMALISED = {"window": "multiplicative", "window_tolerance": 0.3, "normalize": True, "sinks": 2}
 PHRASES = {"window": "additive", "phrases": "given"}
+LEARNED = {"window": "additive", "phrases": "learned"}
 
 
 def inputs(attention: WindowAttention, length: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     mask = torch.zeros(2, length, dtype=torch.bool)
     mask[0, :2] = True
-    gates = {} if attention.phrases is None else {"gates": torch.rand(2, length - 1)}
+    gates = {} if attention.phrases != "given" else {"gates": torch.rand(2, length - 1)}
     return torch.randn(2, length, 16), {"key_padding_mask": mask, **gates}
 
 
@@ -79,7 +80,9 @@ def check_export(attention: WindowAttention) -> None:
 if __name__ == "__main__":
     torch.manual_seed(0)
     every = sys.argv[1] == "all"
-    for case in (*CASES, ROTARY, NORMALISED, PHRASES) if every else (CASES[1], ROTARY, NORMALISED, PHRASES):
+    for case in (
+        (*CASES, ROTARY, NORMALISED, PHRASES, LEARNED) if every else (CASES[1], ROTARY, NORMALISED, PHRASES)
+    ):
         check_compile(WindowAttention(16, 2, **case), "aot_eager")
         check_export(WindowAttention(16, 2, **case))
     check_residual()

@@ -47,12 +47,12 @@ KINDS = {
     "AW": Kind(
         "additive window",
         partial(WindowAttention, window=WINDOWED["AW"]),
-        options=("Seg", "Phr", "Exact", "Ordered", "Dim", "Dist"),
+        options=("Seg", "Phr", "Tree", "Exact", "Ordered", "Dim", "Dist"),
     ),
     "MW": Kind(
         "multiplicative window",
         partial(WindowAttention, window=WINDOWED["MW"]),
-        options=("Seg", "Phr", "Exact", "Ordered", "Norm", "Dim", "Sink", "Gate", "Dist"),
+        options=("Seg", "Phr", "Tree", "Exact", "Ordered", "Norm", "Dim", "Sink", "Gate", "Dist"),
     ),
     **BASELINES,
 }
@@ -71,6 +71,13 @@ class Attention:
     phrases: Annotated[
         Phrases | None,
         Option("Phr", "windows of phrases that are given", "given", roles=("Enc", "Cr"), label="phrases"),
+        Option(
+            "Tree",
+            "windows of phrases that are learned",
+            "learned",
+            roles=SELF_ROLES,
+            label="learned phrases",
+        ),
     ] = None
     expectation: Annotated[
         Expectation,

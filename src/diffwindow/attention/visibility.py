@@ -155,16 +155,20 @@ def padded_visibility(
     return Visibility(mask[:, None, None, :], is_causal, first_true(mask), gates=gates)
 
 
-def close_padding(gates: Float[Tensor, "b gaps"], mask: Bool[Tensor, "b n"]) -> Float[Tensor, "b gaps"]:
+def close_padding(gates: Float[Tensor, "b *h gaps"], mask: Bool[Tensor, "b n"]) -> Float[Tensor, "b *h gaps"]:
     """End a phrase beside every token that is padding, where `mask` is False.
 
     >>> close_padding(torch.zeros(1, 3), torch.tensor([[True, True, False, False]]))
     tensor([[0., 1., 1.]])
     """
     check_gates(gates, mask.shape[1])
-    if gates.dim() != 2 or len(gates) != len(mask):
-        raise ValueError(f"gates has shape {list(gates.shape)}, not [batch, gaps] with batch {len(mask)}")
-    return gates.masked_fill(~(mask[:, 1:] & mask[:, :-1]), 1.0)
+    if gates.dim() not in (2, 3) or len(gates) != len(mask):
+        raise ValueError(
+            f"gates has shape {list(gates.shape)}, not [batch, gaps] or [batch, heads, gaps] with batch "
+            f"{len(mask)}"
+        )
+    beside = ~(mask[:, 1:] & mask[:, :-1])
+    return gates.masked_fill(beside if gates.dim() == 2 else beside[:, None], 1.0)
 
 
 def sinusoids(positions: Int[Tensor, "*lead"], embed_dim: int) -> Float[Tensor, "*lead d"]:

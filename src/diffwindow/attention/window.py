@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from diffwindow import functional, ops
 from diffwindow.attention.base import Keys, Queries, Rotary, StackedAttention, check_heads
+from diffwindow.attention.phrases import PhraseGates
 from diffwindow.attention.visibility import (
     EVERYTHING,
     Visibility,
@@ -41,7 +42,7 @@ from diffwindow.soft_window import Maps
 Window = Literal["additive", "multiplicative"]
 WINDOWS: tuple[str, ...] = get_args(Window)
 # where the phrases come from that windows are made of
-Phrases = Literal["given"]
+Phrases = Literal["given", "learned"]
 PHRASES: tuple[str, ...] = get_args(Phrases)
 
 
@@ -69,7 +70,8 @@ class WindowAttention(StackedAttention, WindowModule):
             changes nothing at first. The paper has no gate.
         relative_size: Add q_i·a_{j−i}/√e to the scores, with the distance clipped at this size (the keys'
             part of Shaw et al. 2018), for self-attention.
-        phrases: "given" makes windows of whole phrases, whose ends each call gives as `gates`.
+        phrases: "given" makes windows of whole phrases, whose ends each call gives as `gates`; "learned" has
+            `PhraseGates` make them from the keys, with a level per head, unless a call gives them.
         rotary: Rotate queries and keys by their positions in self-attention, where the queries are the last
             of the keys: those of the "scores" (local ones too), of the "pointers" or "both".
         batch_first: Take and return `[b n d]`, not `[n b d]`.
@@ -143,6 +145,7 @@ class WindowAttention(StackedAttention, WindowModule):
         rows = None if relative_size is None else torch.empty(2 * relative_size + 1, head_dim)
         self.key_table = None if rows is None else nn.Parameter(nn.init.xavier_uniform_(rows))
         self.phrases = phrases
+        self.phrase_gates = PhraseGates(embed_dim, num_heads) if phrases == "learned" else None
         self.window = window
         self.kind = "AW" if window == "additive" else "MW"
         self.options = chosen
@@ -160,6 +163,8 @@ class WindowAttention(StackedAttention, WindowModule):
             nn.init.zeros_(self.gate)
         if self.key_table is not None:
             nn.init.xavier_uniform_(self.key_table)
+        if self.phrase_gates is not None:
+            self.phrase_gates.reset_parameters()
 
     def local_query_rows(self) -> slice:
         """Return the rows of the stacked projection that make the queries of the local score, if any."""
@@ -353,7 +358,13 @@ class WindowAttention(StackedAttention, WindowModule):
             key_padding_mask = key_padding_mask.unsqueeze(0)
         if gates is not None and self.phrases is None:
             raise ValueError('gates are for windows of phrases; make the attention with phrases="given"')
-        if gates is not None and not batched:
+        if gates is None and self.phrase_gates is not None:
+            # NaN in padding would pass into gradients
+            real = (
+                key if key_padding_mask is None else key.masked_fill(hidden(key_padding_mask)[..., None], 0.0)
+            )
+            gates = self.phrase_gates(self.phrase_gates.distances(real))
+        elif gates is not None and not batched:
             check_tensor("gates", gates)
             gates = gates.unsqueeze(0)
         self._check_places(query.shape[1], key.shape[1], is_causal=is_causal)

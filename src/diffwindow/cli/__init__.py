@@ -16,6 +16,7 @@ from diffwindow.cli import (
     evaluate,
     fit,
     generate,
+    parse,
     predict,
     publish,
     reproduce,
@@ -41,6 +42,7 @@ app.command("translate")(translate.translate)
 app.command("generate")(generate.generate)
 app.command("predict")(predict.predict)
 app.command("score")(score.score)
+app.command("parse")(parse.parse)
 app.command("view")(view.view)
 app.command("export")(publish.export)
 app.command("push")(publish.push)

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from diffwindow.inference import alignment as inference_alignment
     from diffwindow.inference import attention as inference_attention
     from diffwindow.inference import model as inference_model
+    from diffwindow.inference import parsing as inference_parsing
     from diffwindow.inference import server as inference_server
     from diffwindow.kernels import doctor as kernels_doctor
     from diffwindow.models import translator as models_translator

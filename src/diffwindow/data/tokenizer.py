@@ -148,6 +148,15 @@ class Tokenizer:
         text = [int(i) for i in ids if i not in CONTROL]
         return str(self._backend.decode(text, skip_special_tokens=False))
 
+    def word_starts(self) -> list[bool]:
+        """Tell of each id whether a word begins with it, where it is not the first of a text."""
+        tokens = (str(self._backend.id_to_token(index)) for index in range(self.vocab_size))
+        # a byte-level token has this letter in place of a space
+        return [
+            self.kind == "words" or index < len(SPECIAL_TOKENS) or token[:1] == "Ġ"
+            for index, token in enumerate(tokens)
+        ]
+
     def tokens(self, ids: Ids) -> list[str]:
         """Return each token as people read it: `@@` marks one that the next continues.
 

@@ -9,10 +9,11 @@ distance 0.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from itertools import chain
+from collections.abc import Iterator, Sequence
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Literal, get_args
+from unicodedata import category
 
 import numpy as np
 
@@ -24,6 +25,7 @@ FIELD = "phrases"
 Placebo = Literal["shuffled", "random"]
 PLACEBOS: tuple[str, ...] = get_args(Placebo)
 _EMPTY = "-NONE-"
+_BRACKETS = ("-LRB-", "-RRB-", "-LCB-", "-RCB-", "-LSB-", "-RSB-")
 
 
 def distances_of(tree: str) -> tuple[list[str], list[int]]:
@@ -70,6 +72,82 @@ def distances_of(tree: str) -> tuple[list[str], list[int]]:
         raise ValueError("unbalanced brackets" if open_phrases else "no words")
     distances[-1] = root + 1
     return words, distances
+
+
+def tree_of(words: Sequence[str], distances: Sequence[float]) -> str:
+    """Return the bracketed tree of words that is split, top down, at the largest of the distances between.
+
+    >>> tree_of("the man saw the dog".split(), [1, 3, 2, 1])
+    '((the man) (saw (the dog)))'
+    """
+    if len(words) == 1:
+        return words[0]
+    largest = max(distances)
+    starts = [0, *(gap + 1 for gap, distance in enumerate(distances) if distance == largest), len(words)]
+    parts = (tree_of(words[a:b], distances[a : b - 1]) for a, b in pairwise(starts))
+    return f"({' '.join(parts)})"
+
+
+def spans_of(distances: Sequence[float]) -> set[tuple[int, int]]:
+    """Return the phrases of a tree, of two words and more, as first and last word; not the whole text.
+
+    >>> sorted(spans_of([1, 3, 2, 1]))
+    [(0, 1), (2, 4), (3, 4)]
+    """
+    spans = set()
+    for gap, distance in enumerate(distances):
+        first = next((left + 1 for left in range(gap - 1, -1, -1) if distances[left] > distance), 0)
+        later = range(gap + 1, len(distances))
+        spans.add((first, next((right for right in later if distances[right] > distance), len(distances))))
+    return spans - {(0, len(distances))}
+
+
+def without_punctuation(words: Sequence[str], distances: Sequence[float]) -> list[float]:
+    """Return the distances between the words of a tree that are not punctuation.
+
+    >>> without_punctuation(["well", ",", "it", "works", "."], [3, 2, 1, 4])
+    [3, 1]
+    """
+    kept = [index for index, word in enumerate(words) if not _is_punctuation(word)]
+    return [max(distances[a:b]) for a, b in pairwise(kept)]
+
+
+def _is_punctuation(word: str) -> bool:
+    # these two stand for words
+    if word in ("%", "&"):
+        return False
+    return word in _BRACKETS or all(one == "`" or category(one).startswith("P") for one in word)
+
+
+def tree_f1(gold: Sequence[float], distances: Sequence[float]) -> float:
+    """Return the unlabelled F1 of a tree's phrases against those of the gold tree; 1 if neither has any.
+
+    >>> tree_f1([1, 3, 2, 1], [4, 3, 2, 1])
+    0.6666666666666666
+    """
+    right, said = spans_of(gold), spans_of(distances)
+    return 2 * len(right & said) / (len(right) + len(said)) if right or said else 1.0
+
+
+def baseline_trees(gaps: int, generator: np.random.Generator) -> dict[str, list[float]]:
+    """Return the distances of trees that know nothing of the words, by name."""
+    falling = [float(gaps - gap) for gap in range(gaps)]
+    balanced = [0.0] * gaps
+
+    def halve(first: int, last: int, distance: float) -> None:
+        if first < last:
+            middle = (first + last) // 2
+            balanced[middle] = distance
+            halve(first, middle, distance - 1)
+            halve(middle + 1, last, distance - 1)
+
+    halve(0, gaps, 0.0)
+    return {
+        "right-branching": falling,
+        "left-branching": falling[::-1],
+        "random": generator.permutation(gaps).astype(float).tolist(),
+        "balanced": balanced,
+    }
 
 
 def with_phrases(row: Row, field: str) -> Row:

@@ -22,6 +22,7 @@ from diffwindow.decoding.translate import Output, translate_texts
 from diffwindow.evaluation.evaluate import Evaluation, evaluate_model
 from diffwindow.inference.alignment import By, Link, align_pair
 from diffwindow.inference.attention import attention_trace
+from diffwindow.inference.parsing import parse_text
 from diffwindow.messages import quote
 from diffwindow.models.classifier import Classifier
 from diffwindow.models.export import GRAPHS, export_onnx
@@ -267,6 +268,12 @@ class LoadedModel:
         sources, targets = _pair_columns(pairs)
         texts = zip(_texts(sources), _texts(targets), strict=True)
         return [align_pair(self.members[0], *pair, by=by, layer=layer) for pair in texts]
+
+    def parse(self, texts: Sequence[str]) -> list[str]:
+        """Return the tree of each text, bracketed, that a model with learned phrases finds in it."""
+        if len(self.members) > 1:
+            raise ValueError("an ensemble has no phrases of its own; load one of its models")
+        return [parse_text(self.members[0], text) for text in _texts(texts)]
 
     def export(self, folder: Folder) -> list[Path]:
         """Write a translator's graphs as ONNX (see `export_onnx`) and its tokenizer; return the files."""

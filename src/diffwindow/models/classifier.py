@@ -54,7 +54,9 @@ class Classifier(Model[ClassifierConfig]):
     def __init__(self, config: ClassifierConfig) -> None:
         super().__init__()
         self.config = config
-        self.embedding = TokenEmbedding(config.vocab_size, config.embed_dim, config.positions)
+        self.embedding = TokenEmbedding(
+            config.vocab_size, config.embed_dim, config.positions, word_starts=config.learns_input_phrases
+        )
         attentions = config.plan.attentions("Enc", config.num_layers)
         self.encoder = TransformerStack(config.layer_options, attentions)
         self.output = nn.Linear(config.embed_dim, config.num_classes)
@@ -82,6 +84,7 @@ class Classifier(Model[ClassifierConfig]):
     ) -> Float[Tensor, "b n d"]:
         """Run the encoder."""
         check_tokens("tokens", tokens, mask)
+        gates = self.embedding.word_gates(tokens) if gates is None else gates
         visibility = padded_visibility(tokens != PAD if mask is None else mask, gates=gates)
         x = self.embedding(tokens, visibility.positions(tokens.shape[1]))
         encoded: Tensor = self.encoder(x, visibility)

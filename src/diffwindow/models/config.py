@@ -85,8 +85,14 @@ class ModelConfig(BaseModel):
 
     @property
     def has_phrases(self) -> bool:
-        """Tell whether a layer has windows of phrases, which the model then needs the gates of."""
-        return any(term.attention.phrases is not None for term in self.plan.terms)
+        """Tell whether a layer has windows of given phrases, which the model then needs the gates of."""
+        return any(term.attention.phrases == "given" for term in self.plan.terms)
+
+    @property
+    def learns_input_phrases(self) -> bool:
+        """Tell whether an encoder has windows of learned phrases, and no layer those of given ones."""
+        learned = (term.role == "Enc" and term.attention.phrases == "learned" for term in self.plan.terms)
+        return any(learned) and not self.has_phrases
 
     @property
     def layer_options(self) -> LayerOptions:

@@ -109,6 +109,11 @@ def export(model: Translator) -> Exported:
             f"{model.config.attention} needs the phrases of each source, which exported graphs do not take; "
             "export a model without them"
         )
+    if model.decoder.phrases is not None:
+        raise ValueError(
+            f"{model.config.attention} learns phrases of the target, which exported graphs do not keep; "
+            "export a model without them in Dec"
+        )
     device = model.embedding.weight.device
     source, tokens = torch.full((2, 5), 4, device=device), torch.full((2, 3), 4, device=device)
     mask = torch.ones_like(source, dtype=torch.bool)

@@ -99,7 +99,7 @@ class LanguageModel(Model[LanguageModelConfig]):
         if prompt_mask is not None and (prompt_mask[:, :-1] & ~prompt_mask[:, 1:]).any():
             raise ValueError("prompt_mask hides a token after a real one; pad prompts on the left")
         origin = None if prompt_mask is None else (~prompt_mask).sum(-1)
-        caches = [KeyCache() for _ in self.decoder.layers]
+        caches = [KeyCache() for _ in range(self.decoder.num_caches)]
         if prompt.shape[1]:
             self._run(prompt, prompt_mask, caches)
         return DecodingState(caches, num_sentences=prompt.shape[0], origin=origin)

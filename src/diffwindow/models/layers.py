@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from diffwindow.attention.base import Init, Rotary
 from diffwindow.attention.cache import KeyCache
 from diffwindow.attention.kinds import build_attention
+from diffwindow.attention.phrases import PhraseGates
 from diffwindow.attention.visibility import EVERYTHING, Visibility, sinusoids
 from diffwindow.kernels import few_rows
 from diffwindow.kernels.int8 import Int8Linear
@@ -29,11 +30,20 @@ class TokenEmbedding(nn.Module):
     """Embed tokens as √d times their rows, and give logits with the same matrix.
 
     Rows start normal with deviation d^-½, so that what enters the first layer has unit variance; padding
-    starts at zero.
+    starts at zero. `word_starts` tells which tokens begin a word, if phrases of the input are learned.
     """
 
-    def __init__(self, vocab_size: int, embed_dim: int, positions: Positions = "sinusoidal") -> None:
+    def __init__(
+        self,
+        vocab_size: int,
+        embed_dim: int,
+        positions: Positions = "sinusoidal",
+        *,
+        word_starts: bool = False,
+    ) -> None:
         super().__init__()
+        self.word_starts: Tensor | None
+        self.register_buffer("word_starts", torch.ones(vocab_size) if word_starts else None)
         self.vocab_size, self.embed_dim = vocab_size, embed_dim
         self.positions = positions
         self.weight = nn.Parameter(torch.empty(vocab_size, embed_dim))
@@ -66,6 +76,10 @@ class TokenEmbedding(nn.Module):
         if positions is None:
             positions = torch.arange(tokens.shape[-1], device=tokens.device)
         return rows + sinusoids(positions, self.embed_dim).to(rows.dtype)
+
+    def word_gates(self, tokens: Int[Tensor, "b n"]) -> Float[Tensor, "b gaps"] | None:
+        """Return gates of 0 inside of words and 1 before the tokens that begin one, if those are known."""
+        return None if self.word_starts is None else self.word_starts[tokens[:, 1:]]
 
     def _rows(self, tokens: Int[Tensor, "*lead"]) -> Float[Tensor, "*lead d"]:
         if self.rounded is not None:
@@ -223,7 +237,10 @@ class TransformerLayer(nn.Module):
 
 
 class TransformerStack(nn.Module):
-    """Layers one above the other; "pre" normalisation ends with a norm, the paper's "post" does not."""
+    """Layers one above the other; "pre" normalisation ends with a norm, the paper's "post" does not.
+
+    If phrases are learned, `phrases` makes the gates of all layers from what enters the first.
+    """
 
     def __init__(
         self,
@@ -233,9 +250,16 @@ class TransformerStack(nn.Module):
     ) -> None:
         super().__init__()
         crosses: Sequence[Attention | None] = cross_attentions or [None] * len(self_attentions)
+        # the layers that the stack gives gates to
+        self.learned = [i for i, attention in enumerate(self_attentions) if attention.phrases == "learned"]
         self.layers = nn.ModuleList(
-            TransformerLayer(options, attention, cross)
-            for attention, cross in zip(self_attentions, crosses, strict=True)
+            TransformerLayer(
+                options, replace(attention, phrases="given") if index in self.learned else attention, cross
+            )
+            for index, (attention, cross) in enumerate(zip(self_attentions, crosses, strict=True))
+        )
+        self.phrases = (
+            PhraseGates(options.embed_dim, len(self.learned) * options.num_heads) if self.learned else None
         )
         self.norm = nn.LayerNorm(options.embed_dim) if options.norm == "pre" else None
         self.dropout = options.dropout
@@ -250,16 +274,33 @@ class TransformerStack(nn.Module):
         caches: Sequence[KeyCache] = (),
     ) -> Float[Tensor, "rows q d"]:
         """Run all layers, each with its projected `memory` and its cache where there are any."""
+        gates = self._learned_gates(x, visibility, caches)
         x = residual.dropout(x, self.dropout, training=self.training)
         for index, layer in enumerate(self.layers):
             x = layer(
                 x,
-                visibility,
+                visibility._replace(gates=gates[index]) if index in gates else visibility,
                 memory=memory[index] if memory else None,
                 memory_visibility=memory_visibility,
                 cache=caches[index] if caches else None,
             )
         return x if self.norm is None else self.norm(x)
+
+    def _learned_gates(
+        self, x: Float[Tensor, "rows q d"], visibility: Visibility, caches: Sequence[KeyCache]
+    ) -> dict[int, Float[Tensor, "rows h gaps"]]:
+        """Return the gates of each layer that has learned phrases; gates that are given bound them."""
+        if self.phrases is None:
+            return {}
+        gates = self.phrases(self.phrases.distances(caches[-1].append(x) if caches else x))
+        if visibility.gates is not None:
+            gates = gates * visibility.gates[:, None]
+        return dict(zip(self.learned, gates.chunk(len(self.learned), dim=1), strict=True))
+
+    @property
+    def num_caches(self) -> int:
+        """Count what decoding keeps of a prefix: the keys of each layer and, for phrases, what entered."""
+        return len(self.layers) + (self.phrases is not None)
 
     def step(self, x: Float[Tensor, "s w d"], state: DecodingState) -> Float[Tensor, "s w d"]:
         """Run the next token of each hypothesis, and keep its keys in `state`."""

@@ -57,7 +57,9 @@ class Translator(Model[TranslatorConfig]):
         super().__init__()
         self.config = config
         plan, options = config.plan, config.layer_options
-        self.embedding = TokenEmbedding(config.vocab_size, config.embed_dim, config.positions)
+        self.embedding = TokenEmbedding(
+            config.vocab_size, config.embed_dim, config.positions, word_starts=config.learns_input_phrases
+        )
         self.encoder = TransformerStack(options, plan.attentions("Enc", config.encoder_layers))
         self.decoder = TransformerStack(
             options,
@@ -96,7 +98,7 @@ class Translator(Model[TranslatorConfig]):
         gates: Float[Tensor, "b gaps"] | None = None,
     ) -> Float[Tensor, "b n d"]:
         """Run the encoder."""
-        return self._encode(source, _source_visibility(source, source_mask, gates))
+        return self._encode(source, self._source_visibility(source, source_mask, gates))
 
     def hidden(
         self,
@@ -106,7 +108,7 @@ class Translator(Model[TranslatorConfig]):
         gates: Float[Tensor, "b gaps"] | None = None,
     ) -> Float[Tensor, "b t d"]:
         """Run the encoder and the decoder, up to what the logits are made from."""
-        visibility = _source_visibility(source, source_mask, gates)
+        visibility = self._source_visibility(source, source_mask, gates)
         check_tokens("target", target)
         if len(target) != len(source):
             raise ValueError(
@@ -126,9 +128,9 @@ class Translator(Model[TranslatorConfig]):
         gates: Float[Tensor, "s gaps"] | None = None,
     ) -> DecodingState:
         """Encode sources and project their keys once, for `step` to decode with one hypothesis each."""
-        visibility = _source_visibility(source, source_mask, gates)
+        visibility = self._source_visibility(source, source_mask, gates)
         return DecodingState(
-            caches=[KeyCache() for _ in self.decoder.layers],
+            caches=[KeyCache() for _ in range(self.decoder.num_caches)],
             num_sentences=source.shape[0],
             memory=self.decoder.project_memory(self._encode(source, visibility)),
             memory_visibility=visibility,
@@ -148,12 +150,14 @@ class Translator(Model[TranslatorConfig]):
             "Dec": self.decoder.self_blocks(),
         }
 
+    def _source_visibility(
+        self, source: Tensor, source_mask: Tensor | None, gates: Tensor | None
+    ) -> Visibility:
+        check_tokens("source", source, source_mask)
+        gates = self.embedding.word_gates(source) if gates is None else gates
+        return padded_visibility(source != PAD if source_mask is None else source_mask, gates=gates)
+
     def _encode(self, source: Tensor, visibility: Visibility) -> Tensor:
         x = self.embedding(source, visibility.positions(source.shape[1]))
         output: Tensor = self.encoder(x, visibility)
         return output
-
-
-def _source_visibility(source: Tensor, source_mask: Tensor | None, gates: Tensor | None) -> Visibility:
-    check_tokens("source", source, source_mask)
-    return padded_visibility(source != PAD if source_mask is None else source_mask, gates=gates)

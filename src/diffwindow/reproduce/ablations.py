@@ -82,8 +82,8 @@ ENCODER_SEGMENTS = _ablation(
 # placebos have phrases of the same lengths elsewhere: if they serve as well, it is not the phrases
 PHRASES = _ablation(
     "phrases",
-    "Windows of phrases: those of a grammar or of trees, and placebos",
-    ("Enc(AW)", "Enc(AW,Seg)", "Enc(AW,Phr)"),
+    "Windows of phrases: those of a grammar or of trees, learned ones, and placebos",
+    ("Enc(AW)", "Enc(AW,Seg)", "Enc(AW,Phr)", "Enc(AW,Tree)"),
     (AGREEMENT_TREES, SST_TREES),
     (
         Row(f"Enc(AW,Phr), {placebo}", "Enc(AW,Phr)", (f"task.phrase_placebo={placebo}",))

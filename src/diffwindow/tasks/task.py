@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Generic, Protocol, Self, TypeVar, runtime_checkable
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from diffwindow.data.store import Store
@@ -76,7 +77,11 @@ class StoreTask(Task[Any], Generic[C]):
 
     def build_model(self) -> nn.Module:
         """Build the model, freshly initialised from torch's generator."""
-        return self.config.build()
+        model = self.config.build()
+        if self.config.learns_input_phrases:
+            starts: Tensor = model.get_buffer("embedding.word_starts")
+            starts.copy_(torch.tensor(self.store.tokenizer.word_starts()))
+        return model
 
 
 def sweep(
