@@ -8,6 +8,7 @@ Each cell is a JSON file in OUT; the same command resumes. DIR holds `wikitext2/
 """
 
 import argparse
+import copy
 import json
 import lzma
 import math
@@ -20,7 +21,7 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 from diffwindow.evaluation.intervals import summary
 from diffwindow.files import write_json
@@ -41,22 +42,24 @@ MAIN = [
     for share in (0.40, 0.30, 0.34, 0.52)
     for kind in ("query-head", "head-head", "sliding")
 ]
-GROUPS = [f"{kind}-kv_group-{share:.2f}" for share in (0.40, 0.34) for kind in ("query", "head")]
+GROUPS = [f"{kind}-kv_group-{share:.2f}" for share in (0.40, 0.30, 0.34, 0.52) for kind in ("query", "head")]
 MLP = [f"query-mlp-head-{share:.2f}" for share in (0.30, 0.40)]
 PARTS = {
     "perplexity-1024-2": ("wiki", 1024, 2, ["full", *MAIN, *MLP, *GROUPS]),
     "perplexity-1024": ("wiki", 1024, 20, ["full", *MAIN, *GROUPS, *MLP]),
     "perplexity-2048": ("wiki", 2048, 10, ["full", *MAIN, *GROUPS[:2]]),
-    "perplexity-8192": ("wiki", 8192, 2, ["full", *MAIN[:3]]),
+    "perplexity-8192": ("wiki", 8192, 2, ["full", *MAIN[:6]]),
     "enwik8-1024": ("enwik8", 1024, 10, ["full", *MAIN[:3]]),
 }
-# The cells in which the rest is measured, and the pairs of each paradigm of BLiMP.
+# The cells in which the rest is measured.
 PROBED = ["full", *MAIN[:3]]
+# BLiMP: the pairs of each paradigm, and the tokens of other text that stand before each sentence
 PAIRS = 20
-# contexts of the recall probe: how many, their length, and how far back the pair may be
-RECALL = {"recall-1024": (20, 1024, 200, 900), "recall-8192": (4, 8192, 4000, 8000)}
+BLIMP = {"blimp": 0, "blimp-512": 512}
+# contexts of the recall probe: how many, their length, how far back the facts may be, facts of each
+RECALL = {"recall-1024": (20, 1024, 200, 900, 1), "recall-8192": (2, 8192, 4000, 7900, 10)}
 NAMES = ["Anna", "Boris", "Clara", "David", "Elena", "Frank", "Greta", "Henry", "Irene", "Jonas"]
-EVERYTHING = [*PARTS, *RECALL, "blimp"]
+EVERYTHING = [*PARTS, *RECALL, *BLIMP]
 
 
 class Bench:
@@ -152,78 +155,106 @@ class Bench:
 
     @torch.no_grad()
     def recall(self, part: str, chosen: list[str] | None) -> None:
-        """Ask for a number that was told some way back in a text, and count how often it comes first."""
-        count, length, nearest, farthest = RECALL[part]
+        """Ask for numbers that were told some way back in a text, and count how often they come first."""
+        count, length, nearest, farthest, facts = RECALL[part]
         text = self.tokens("test", length * count).view(-1, length)
-        generator = torch.Generator().manual_seed(0)
         for cell in [one for one in PROBED if chosen is None or one in chosen]:
-            generator.manual_seed(0)
+            generator = torch.Generator().manual_seed(0)
             path = self.out / "results" / f"{part} {cell}.json"
             rows = json.loads(path.read_text())["rows"] if path.is_file() else []
             for number in range(count):
-                back = int(torch.randint(nearest, farthest, (1,), generator=generator))
-                code = str(int(torch.randint(100, 1000, (1,), generator=generator)))
-                if number < len(rows):
+                told = {}
+                for fact in range(facts):
+                    back = int(torch.randint(nearest, farthest, (1,), generator=generator))
+                    code = int(torch.randint(100, 1000, (1,), generator=generator))
+                    told[NAMES[(number + fact) % len(NAMES)]] = (back, f" {code}")
+                if number * facts < len(rows):
                     continue
-                told = f" The secret number of {NAMES[number % len(NAMES)]} is"
-                fact, question, answer = (
-                    torch.tensor(self.tokenizer(words, add_special_tokens=False)["input_ids"])
-                    for words in (f"{told} {code}.", told, f" {code}")
-                )
-                kept = text[number, : length - len(fact) - len(question) - len(answer)]
-                place = len(kept) - back
-                ids = torch.cat([kept[:place], fact, kept[place:], question, answer])
+                ids, end, answers = self.tell_and_ask(text[number], told)
                 self.use(cell, length)
-                logits = self.model(ids[None], use_cache=False, logits_to_keep=len(answer) + 1).logits[0, :-1]
-                losses = nn.functional.cross_entropy(logits.float(), answer, reduction="none")
-                right = bool((logits.argmax(-1) == answer).all())
-                rows.append({"back": back, "right": right, "loss": float(losses.sum())})
+                logits = self.model(ids[None], use_cache=False, logits_to_keep=len(end) + 1).logits[0]
+                for (back, _), place in zip(told.values(), answers, strict=True):
+                    losses = nn.functional.cross_entropy(logits[place].float(), end[place], reduction="none")
+                    right = bool((logits[place].argmax(-1) == end[place]).all())
+                    rows.append({"back": back, "right": right, "loss": float(losses.sum())})
                 write_json(path, {"cell": cell, "part": part, "rows": rows})
             right = sum(row["right"] for row in rows)
             print(f"{part}  {cell:<20} {right} of {len(rows)} right", flush=True)
 
+    def tell_and_ask(
+        self, text: torch.Tensor, told: dict[str, tuple[int, str]]
+    ) -> tuple[torch.Tensor, torch.Tensor, list[slice]]:
+        """Tell each name's number some tokens before the end of a text, and ask for all of them there.
+
+        Return the tokens, those of the questions and answers, and where the answers are among these.
+        """
+        facts, end, answers = [], [], []
+        for name, (back, code) in told.items():
+            question = f" The secret number of {name} is"
+            facts.append((back, self.ids(f"{question}{code}.")))
+            end += [*(self.ids(".") if end else ()), *self.ids(question)]
+            answers.append(slice(len(end), len(end) + len(self.ids(code))))
+            end += self.ids(code)
+        kept = text[: len(text) - len(end) - sum(len(fact) for _, fact in facts)].tolist()
+        length = len(kept)
+        # the nearest first, so that the places of the others stay as they are
+        for back, fact in sorted(facts):
+            kept[length - back : length - back] = fact
+        return torch.tensor(kept + end), torch.tensor(end), answers
+
+    def ids(self, words: str) -> list[int]:
+        """Return the tokens of words."""
+        found: list[int] = self.tokenizer(words, add_special_tokens=False)["input_ids"]
+        return found
+
     @torch.no_grad()
-    def blimp(self, chosen: list[str] | None) -> None:
+    def blimp(self, part: str, chosen: list[str] | None) -> None:
         """Compare the likelihoods of the sentences of each pair, the first pairs of each paradigm."""
         archive = zipfile.ZipFile(self.data / "blimp/BLiMP.zip")
         files = sorted(
             name for name in archive.namelist() if name.endswith(".jsonl") and "MACOSX" not in name
         )
+        # the text before a sentence ends with a full stop
+        before = self.tokens("test", BLIMP[part]).tolist()
+        while before and before[-1] != self.ids(".")[0]:
+            before.pop()
         for cell in [one for one in PROBED if chosen is None or one in chosen]:
-            path = self.out / "results" / f"blimp {cell}.json"
+            path = self.out / "results" / f"{part} {cell}.json"
             rows = json.loads(path.read_text())["paradigms"] if path.is_file() else []
+            context: DynamicCache | None = None
             for name in files[len(rows) :]:
                 pairs = [json.loads(line) for line in archive.read(name).decode().splitlines()[:PAIRS]]
                 self.use(cell, BLOCK)
-                good, bad = (
-                    self.likelihoods([pair[key] for pair in pairs])
-                    for key in ("sentence_good", "sentence_bad")
-                )
-                right = int((good > bad).sum())
+                if before and context is None:
+                    start = torch.tensor([[self.model.config.bos_token_id, *before[:-1]]])
+                    context = self.model(start, use_cache=True, logits_to_keep=1).past_key_values
+                sentences = [pair[key] for key in ("sentence_good", "sentence_bad") for pair in pairs]
+                good, bad = self.likelihoods(sentences, before, context).chunk(2)
                 rows.append(
                     {
                         "paradigm": pairs[0]["UID"],
                         "field": pairs[0]["field"].replace("/", "_"),
-                        "right": right,
-                        "of": len(pairs),
+                        "right": (good > bad).tolist(),
                     }
                 )
-                write_json(path, {"cell": cell, "paradigms": rows})
-            print(
-                f"blimp  {cell:<20} {sum(r['right'] for r in rows) / sum(r['of'] for r in rows):.4f}",
-                flush=True,
-            )
+                write_json(path, {"cell": cell, "part": part, "paradigms": rows})
+            right = [one for row in rows for one in row["right"]]
+            print(f"{part}  {cell:<20} {sum(right) / len(right):.4f}", flush=True)
 
-    def likelihoods(self, sentences: list[str]) -> torch.Tensor:
-        """Return the log-likelihood of each sentence after the model's opening token."""
-        rows = [
-            [self.model.config.bos_token_id, *self.tokenizer(one, add_special_tokens=False)["input_ids"]]
-            for one in sentences
-        ]
+    def likelihoods(
+        self, sentences: list[str], before: list[int], context: DynamicCache | None
+    ) -> torch.Tensor:
+        """Return the log-likelihood of each sentence after the model's opening token and a text."""
+        first = before[-1] if before else self.model.config.bos_token_id
+        rows = [[first, *self.ids(f" {one}" if before else one)] for one in sentences]
         width = max(map(len, rows))
+        # no mask: what fills a row stands behind its sentence
         ids = torch.tensor([row + [0] * (width - len(row)) for row in rows])
         real = torch.tensor([[True] * len(row) + [False] * (width - len(row)) for row in rows])
-        logits = self.model(ids, attention_mask=real.long(), use_cache=False).logits[:, :-1]
+        if context is not None:
+            context = copy.deepcopy(context)
+            context.batch_repeat_interleave(len(rows))
+        logits = self.model(ids, past_key_values=context, use_cache=context is not None).logits[:, :-1]
         losses = nn.functional.cross_entropy(logits.transpose(1, 2).float(), ids[:, 1:], reduction="none")
         return -(losses * real[:, 1:]).sum(1)
 
@@ -360,7 +391,7 @@ def main() -> None:
         elif part in RECALL:
             bench.recall(part, options.cells)
         else:
-            bench.blimp(options.cells)
+            bench.blimp(part, options.cells)
 
 
 if __name__ == "__main__":

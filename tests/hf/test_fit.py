@@ -206,6 +206,9 @@ def test_texts_may_be_strings_or_ids():
         ({"per": "layer"}, "per='layer'"),
         ({"sinks": -1}, "sinks=-1"),
         ({"block": 0}, "block=0"),
+        ({"texts": [99] * 160}, "token 99, and LlamaForCausalLM knows tokens 0 to"),
+        ({"texts": [1] * 160, "block": 80}, "block=80 is longer than the 64 positions"),
+        ({"block": 5}, "block=5 leaves no key to hide beside sinks=4"),
     ],
 )
 def test_wrong_arguments_are_named(options, message):

@@ -132,6 +132,7 @@ def fit_windows(
     check_arguments(share, spans, per, sinks, tokens, block)
     places = causal_places(model)
     blocks = cut_blocks(texts, tokenizer, tokens, block).to(model.device)
+    check_embedded(model, blocks)
     held_out = max(1, len(blocks) // HELD_OUT)
     was_training = model.training
     model.eval()
@@ -242,6 +243,22 @@ def cut_blocks(
     return ids[: count * block].view(count, block)
 
 
+def check_embedded(model: PreTrainedModel, blocks: Int[Tensor, "n t"]) -> None:
+    """Raise if the blocks have tokens or positions that the model does not have."""
+    name, config = type(model).__name__, model.config.get_text_config()
+    positions = getattr(config, "max_position_embeddings", None)
+    if positions is not None and blocks.shape[1] > positions:
+        raise ValueError(
+            f"block={blocks.shape[1]} is longer than the {positions:,} positions of {name}; pass a smaller one"
+        )
+    known = cast(nn.Embedding, model.get_input_embeddings()).num_embeddings
+    if unknown := blocks[(blocks < 0) | (blocks >= known)].tolist():
+        raise ValueError(
+            f"the texts have token {unknown[0]}, and {name} knows tokens 0 to {known - 1:,}; use its own "
+            "tokenizer"
+        )
+
+
 def _token_ids(
     texts: str | Sequence[str] | Sequence[int] | Int[Tensor, " t"],
     tokenizer: PreTrainedTokenizerBase | None,
@@ -285,3 +302,5 @@ def check_arguments(share: float, spans: str, per: str, sinks: int, tokens: int,
         raise ValueError(f"sinks={sinks} is negative; 0 shows no first keys")
     check_positive("tokens", tokens)
     check_positive("block", block)
+    if block < sinks + 2:
+        raise ValueError(f"block={block} leaves no key to hide beside sinks={sinks} and the query; use more")
