@@ -45,6 +45,7 @@ def inputs(model, sentences, length, width, before):
         pytest.param(WINDOWS, "rotary", marks=pytest.mark.slow),
         pytest.param("Global", "sinusoidal", marks=pytest.mark.slow),
         pytest.param("Enc(Rel)-Cr(Gauss)-Dec(Rel)", "sinusoidal", marks=pytest.mark.slow),
+        pytest.param("Enc(AW,Tree)", "sinusoidal", marks=pytest.mark.slow),
         pytest.param(
             "Enc(MW,Norm)-Cr(MW,Seg=3,Norm,Sink=2)-Dec(MW,Norm,Sink=3)", "sinusoidal", marks=pytest.mark.slow
         ),
@@ -59,7 +60,8 @@ def test_exported_graphs_equal_the_model_at_other_lengths(attention, positions):
     assert [module.impl for module in model.modules() if hasattr(module, "impl")] == before
     model.eval()
     encoder, step = (graph.module(check_guards=False) for graph in exported)
-    for case in CASES:
+    # learned phrases need two gaps between tokens
+    for case in (one for one in CASES if "Tree" not in attention or one[1] > 2):
         encoder_inputs, step_inputs = inputs(model, *case)
         torch.testing.assert_close(encoder(*encoder_inputs), EncoderGraph(model)(*encoder_inputs))
         torch.testing.assert_close(step(*step_inputs), StepGraph(model)(*step_inputs))

@@ -11,6 +11,8 @@ SENTENCES = ["the old keys to the cabinet are here .", "my lamp fell .", "the sa
 SMALL = {"embed_dim": 16, "ffn_dim": 32, "num_heads": 2}
 CONFIGS = {
     "classifier": (ClassifierConfig, {"num_layers": 2, "attention": "Enc(AW)@all"}),
+    "parser": (ClassifierConfig, {"num_layers": 2, "attention": "Enc(AW,Tree)"}),
+    "causal parser": (LanguageModelConfig, {"num_layers": 2, "attention": "Dec(MW,Tree)"}),
     "plain": (ClassifierConfig, {"num_layers": 2}),
     "translator": (
         TranslatorConfig,

@@ -162,7 +162,7 @@ def close_padding(gates: Float[Tensor, "b *h gaps"], mask: Bool[Tensor, "b n"]) 
     tensor([[0., 1., 1.]])
     """
     check_gates(gates, mask.shape[1])
-    if gates.dim() not in (2, 3) or len(gates) != len(mask):
+    if gates.dim() not in (2, 3) or gates.shape[0] != mask.shape[0]:
         raise ValueError(
             f"gates has shape {list(gates.shape)}, not [batch, gaps] or [batch, heads, gaps] with batch "
             f"{len(mask)}"

@@ -118,7 +118,9 @@ def export(model: Translator) -> Exported:
     source, tokens = torch.full((2, 5), 4, device=device), torch.full((2, 3), 4, device=device)
     mask = torch.ones_like(source, dtype=torch.bool)
     prefix = tuple(x.new_zeros(2, 3, 4, x.shape[-1]) for x in empty_prefix(model, tokens))
-    s, n, w, t = Dim("sentences"), Dim("source_length"), Dim("hypotheses"), Dim("prefix_length")
+    s, w, t = Dim("sentences"), Dim("hypotheses"), Dim("prefix_length")
+    # a graph takes two gaps and more between tokens: pad a shorter source
+    n = Dim("source_length") if model.encoder.phrases is None else Dim("source_length", min=3)
     by_source, by_prefix = {0: s, 1: n}, {0: s, 1: w, 2: t}
     step_shapes = ({0: s, 1: w}, by_source, (by_source,) * len(prefix), (by_prefix,) * len(prefix))
     # no graph can hold a kernel made for this machine, and a translation must not be random

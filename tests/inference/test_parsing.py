@@ -1,0 +1,65 @@
+"""Trees of models that learn phrases."""
+
+import pytest
+import torch
+
+import diffwindow
+from diffwindow.cli import parse as command
+from diffwindow.data.tokenizer import Tokenizer
+from diffwindow.inference.parsing import score_trees, word_distances
+from samples.model_folders import SENTENCES, save_model
+
+
+@pytest.mark.parametrize(("kind", "opening"), [("parser", []), ("causal parser", [1])])
+def test_words_are_as_far_apart_as_the_pieces_beside_their_gap(tmp_path, kind, opening):
+    subwords = Tokenizer.train_bpe(SENTENCES, 270)
+    model = diffwindow.load(save_model(tmp_path / "model", kind, tokenizer=subwords), device="cpu")
+    network, text = model.members[0].model, SENTENCES[0]
+    ids = subwords.encode(text)
+    starts = subwords.word_starts()
+    # `@@` marks a piece that the next continues
+    assert [starts[token] for token in ids[1:]] == ["@@" not in shown for shown in subwords.tokens(ids)[:-1]]
+    stack = network.encoder if kind == "parser" else network.decoder
+    distances = stack.phrases.distances(network.embedding(torch.tensor([[*opening, *ids]])))[
+        0, len(opening) :
+    ]
+    expected = [float(d) for d, token in zip(distances, ids[1:], strict=True) if starts[token]]
+    assert word_distances(model.members[0], text.split()) == expected
+    (tree,) = model.parse([text])
+    assert tree.replace("(", "").replace(")", "") == text
+    # the first split is at the largest distance
+    largest = expected.index(max(expected)) + 1
+    left, right = (" ".join(words) for words in (text.split()[:largest], text.split()[largest:]))
+    assert model.parse([left, right, ""]) == [*_halves(tree), ""]
+
+
+def _halves(tree):
+    depth = 0
+    for place, sign in enumerate(tree):
+        depth += (sign == "(") - (sign == ")")
+        if sign == " " and depth == 1:
+            return tree[1:place], tree[place + 1 : -1]
+
+
+def test_the_command_prints_a_tree_or_how_it_agrees_with_others(tmp_path, capsys):
+    model = save_model(tmp_path / "model", "parser")
+    command.parse(model, "my lamp fell", device="cpu")
+    assert capsys.readouterr().out.count("(") == 2
+    treebank = tmp_path / "trees.txt"
+    treebank.write_text("(S (NP my lamp) (VP fell (ADV here)) .)\n(S fell here)\n(S (NP the boats) fell)\n")
+    command.parse(model, trees=treebank, device="cpu")
+    lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert [line[0] for line in lines] == ["model", "right-branching", "left-branching", "random", "balanced"]
+    # one of two phrases of the first tree, and none of the third's; the second is too short
+    assert lines[1][1:] == ["25.0 ± 49.0", "2 sentences"]
+    assert score_trees(diffwindow.load(model).members[0], treebank)["balanced"] == [1.0, 1.0]
+
+
+def test_mistakes_are_named(tmp_path):
+    model = save_model(tmp_path / "model", "classifier")
+    with pytest.raises(
+        ValueError, match=r"has Enc\(AW\)@all, which learns no phrases; train a model with Enc"
+    ):
+        command.parse(model, "my lamp", device="cpu")
+    with pytest.raises(ValueError, match="give a text to parse, or --trees"):
+        command.parse(model, device="cpu")
