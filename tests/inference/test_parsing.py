@@ -49,10 +49,16 @@ def test_the_command_prints_a_tree_or_how_it_agrees_with_others(tmp_path, capsys
     treebank.write_text("(S (NP my lamp) (VP fell (ADV here)) .)\n(S fell here)\n(S (NP the boats) fell)\n")
     command.parse(model, trees=treebank, device="cpu")
     lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
-    assert [line[0] for line in lines] == ["model", "right-branching", "left-branching", "random", "balanced"]
+    names = ["model", "right-branching", "left-branching", "random", "balanced"]
+    # two heads in the first of two layers
+    assert [line[0] for line in lines] == [*names, "level -0.67", "level 0.67"]
     # one of two phrases of the first tree, and none of the third's; the second is too short
     assert lines[1][1:] == ["25.0 ± 49.0", "2 sentences"]
-    assert score_trees(diffwindow.load(model).members[0], treebank)["balanced"] == [1.0, 1.0]
+    scores = score_trees(diffwindow.load(model).members[0], treebank)
+    assert scores.f1["balanced"] == [1.0, 1.0]
+    low, high = scores.phrase_lengths.values()
+    # of eight words in two sentences
+    assert 1 < low < high < 4
 
 
 def test_mistakes_are_named(tmp_path):

@@ -27,7 +27,8 @@ def parse(
     """Print the tree that a model with learned phrases finds in a text, as Enc(AW,Tree) has them.
 
     With --trees, print the unlabelled F1 in percent with its 95 % interval, a mean over sentences, of the
-    model and of right-branching, left-branching, random and balanced trees.
+    model and of right-branching, left-branching, random and balanced trees; then the mean length of the
+    phrases of each level, in words.
     """
     model = inference_model.load(run, device=device)
     if text is not None and trees is None:
@@ -35,6 +36,9 @@ def parse(
         return
     if trees is None or text is not None:
         raise ValueError("give a text to parse, or --trees FILE to compare with, and not both")
-    for name, scores in inference_parsing.score_trees(model.members[0], trees).items():
+    found = inference_parsing.score_trees(model.members[0], trees)
+    for name, scores in found.f1.items():
         error = statistics.stdev(scores) / math.sqrt(len(scores)) if len(scores) > 1 else math.nan
         print(f"{name}\t{100 * statistics.fmean(scores):.1f} ± {196 * error:.1f}\t{len(scores):,} sentences")
+    for level, length in found.phrase_lengths.items():
+        print(f"level {level:.2f}\tphrases of {length:.2f} words")
