@@ -178,6 +178,7 @@ def build(folder: Path, level: Level, *, unusable: Sequence[Path] = ()) -> Path:
         built = next((path for path in cached(folder, level) if path not in unusable), None)
         if built is not None:
             return built
+        toolchain.required_compiler()
         print("diffwindow: compiling the CPU kernels, once, about 15 seconds …", file=sys.stderr, flush=True)
         start = time.monotonic()
         with tempfile.TemporaryDirectory(dir=folder) as scratch:

@@ -91,7 +91,7 @@ _NUM_DIFFERENTIABLE = Call._fields.index("attn_mask")
 
 def backend(name: str) -> Backend:
     """Import a backend by name."""
-    return cast(Backend, import_module(f"diffwindow.kernels.{name}"))
+    return cast(Backend, import_module(f"{__package__}.{name}"))
 
 
 def window_attention(

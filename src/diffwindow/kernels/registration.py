@@ -6,6 +6,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+# of the operators; hub_kernels.py gives its copy another one
+NAMESPACE = "diffwindow"
 _NAMES: dict[object, str] = {Tensor: "Tensor", Tensor | None: "Tensor?", float | None: "float?"}
 
 
@@ -39,8 +41,8 @@ class Operator:
         kinds = list(call.__annotations__.values())
         self._num_tensors = next(i for i, kind in enumerate(kinds) if kind not in (Tensor, Tensor | None))
         self._reference: Callable[[Any], Tensor] | None = None
-        self._name = f"diffwindow::{name}"
-        self._library = torch.library.Library("diffwindow", "FRAGMENT")
+        self._name = f"{NAMESPACE}::{name}"
+        self._library = torch.library.Library(NAMESPACE, "FRAGMENT")
         schema = self._schema()
         grads = ", ".join(["Tensor"] * (num_differentiable + 1))
         saved = "Tensor grad, Tensor out, Tensor rows, bool needs_bias"
@@ -74,7 +76,7 @@ class Operator:
 
     def __call__(self, call: Any) -> Tensor:
         """Return the output of a call."""
-        operator = getattr(torch.ops.diffwindow, self._name.partition("::")[2])
+        operator = getattr(getattr(torch.ops, NAMESPACE), self._name.partition("::")[2])
         out: Tensor
         out, _ = operator(*call)
         return out
@@ -94,10 +96,10 @@ class Operator:
     def _register(self, name: str, run: Any, shapes: Any, autograd: tuple[Any, Any]) -> None:
         for key in ("CPU", "CUDA"):
             self._library.impl(name, run, key)
-        torch.library.register_fake(f"diffwindow::{name}", shapes, lib=self._library)
+        torch.library.register_fake(f"{NAMESPACE}::{name}", shapes, lib=self._library)
         differentiate, keep = autograd
         torch.library.register_autograd(
-            f"diffwindow::{name}", differentiate, setup_context=keep, lib=self._library
+            f"{NAMESPACE}::{name}", differentiate, setup_context=keep, lib=self._library
         )
 
     def _pad_grads(self, call: Any, grads: list[Tensor], bias: Tensor | None) -> tuple[Tensor, ...]:
@@ -118,7 +120,7 @@ class Operator:
         saved = ctx.saved_tensors
         call = self._call(*saved[2:], *ctx.rest)
         needs_bias: bool = ctx.needs_input_grad[self._call._fields.index("attn_bias")]
-        backward = getattr(torch.ops.diffwindow, f"{self._name.partition('::')[2]}_backward")
+        backward = getattr(getattr(torch.ops, NAMESPACE), f"{self._name.partition('::')[2]}_backward")
         grads = backward(grad, *saved[:2], needs_bias, *call)
         return self._by_argument(call, grads, needs_bias=needs_bias)
 

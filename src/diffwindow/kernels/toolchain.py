@@ -82,6 +82,17 @@ def compiler() -> list[str] | None:
     return next(([path, *rest] for name, *rest in commands if (path := shutil.which(name))), None)
 
 
+def required_compiler() -> list[str]:
+    """Return the command of a C++ compiler; raise if there is none."""
+    command = compiler()
+    if command is None:
+        raise KernelsUnavailableError(
+            "no C++ compiler was found; install g++ (apt install g++) or set CXX, "
+            "or set DIFFWINDOW_KERNELS=off to silence this"
+        )
+    return command
+
+
 @functools.cache
 def _version(command: tuple[str, ...]) -> str:
     try:
@@ -106,12 +117,7 @@ def stem(level: Level) -> str:
 
 def compile_library(target: Path, flags: tuple[str, ...]) -> None:
     """Compile the sources with `flags` into `target`."""
-    command = compiler()
-    if command is None:
-        raise KernelsUnavailableError(
-            "no C++ compiler was found; install g++ (apt install g++) or set CXX, "
-            "or set DIFFWINDOW_KERNELS=off to silence this"
-        )
+    command = required_compiler()
     units = sorted(SOURCES.glob("*.cpp"))
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         objects = [Path(scratch) / f"{unit.stem}.o" for unit in units]
