@@ -8,14 +8,14 @@ from torch import Tensor, nn
 
 from diffwindow.checks import check_positive
 
-# T of the gates, in the standard deviations that distances have at the start
+# t of the gates, in the standard deviations that distances have at the start
 TEMPERATURE = 0.5
 
 
 class PhraseGates(nn.Module):
     """Learn one distance per gap between neighbouring tokens, and levels above which a phrase ends.
 
-    d_k = MLP([x_k; x_{k+1}]) and g_k = σ((d_k − τ) / T), for each of the levels τ. They start at spread
+    d_k = MLP([x_k; x_{k+1}]) and g_k = σ((d_k − τ) / t), for each of the levels τ. They start at spread
     quantiles of a standard normal, which is about how distances of normal x are distributed at first. The
     phrases of a lower level lie inside those of a higher one, so that all levels are cuts of one tree.
 
