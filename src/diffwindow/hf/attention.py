@@ -11,6 +11,7 @@ from transformers.masking_utils import sdpa_mask
 from diffwindow.attention.cache import KeyCache
 from diffwindow.attention.visibility import split_float_mask
 from diffwindow.hf.window_cache import WindowCache
+from diffwindow.models.layers import TransformerStack
 
 
 class LayerCache(KeyCache):
@@ -32,9 +33,16 @@ class LayerCache(KeyCache):
         return kept[:, 0, : self.length]
 
 
-def layer_caches(cache: Cache | None, num_layers: int) -> list[LayerCache]:
+def layer_caches(cache: Cache | None, decoder: TransformerStack) -> list[LayerCache]:
     """Return the cache of each layer; none without a cache."""
-    return [] if cache is None else [LayerCache(cache, layer) for layer in range(num_layers)]
+    if cache is None:
+        return []
+    if decoder.phrases is not None:
+        raise ValueError(
+            "the model learns phrases of what it writes, for which transformers' caches have no room; pass "
+            "use_cache=False"
+        )
+    return [LayerCache(cache, layer) for layer in range(len(decoder.layers))]
 
 
 IMPLEMENTATION = "diffwindow"

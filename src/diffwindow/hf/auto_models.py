@@ -191,7 +191,7 @@ class TranslatorForSeq2SeqLM(_Wrapped, GenerationMixin):
             past_key_values = EncoderDecoderCache(DynamicCache(), DynamicCache())
         memory = self._memory(encoded, past_key_values)
         caches = layer_caches(
-            getattr(past_key_values, "self_attention_cache", past_key_values), self.model.decoder.num_caches
+            getattr(past_key_values, "self_attention_cache", past_key_values), self.model.decoder
         )
         past = caches[0].length if caches else 0
         x = self.model.embedding(decoder_input_ids, _positions(decoder_input_ids, past))
@@ -245,7 +245,7 @@ class LanguageModelForCausalLM(_Wrapped, GenerationMixin):
             raise ValueError("input_ids is missing")
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache()
-        caches = layer_caches(past_key_values, self.model.decoder.num_caches)
+        caches = layer_caches(past_key_values, self.model.decoder)
         past = caches[0].length if caches else 0
         mask = _token_mask(attention_mask)
         origin = None if mask is None else first_true(mask)
