@@ -67,12 +67,14 @@ class Subject:
 
 
 def disk(folder: Path) -> int:
+    # os.walk passes over folders that vanish meanwhile, as old checkpoints do
     total = 0
-    for path in folder.rglob("*"):
-        try:
-            total += path.stat().st_blocks * 512
-        except OSError:
-            continue
+    for place, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += os.stat(os.path.join(place, name)).st_blocks * 512
+            except OSError:
+                continue
     return total
 
 
