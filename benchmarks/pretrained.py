@@ -18,12 +18,13 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from matplotlib.figure import Figure
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
-from diffwindow.evaluation.intervals import summary
+from diffwindow.evaluation.intervals import accuracy, mcnemar, summary
 from diffwindow.files import write_json
 from diffwindow.hf import load_windows, remove_windows, save_windows
 from diffwindow.hf.fit import fit_recorded, measure, span_adapters
@@ -48,16 +49,17 @@ PARTS = {
     "perplexity-1024-2": ("wiki", 1024, 2, ["full", *MAIN, *MLP, *GROUPS]),
     "perplexity-1024": ("wiki", 1024, 20, ["full", *MAIN, *GROUPS, *MLP]),
     "perplexity-2048": ("wiki", 2048, 10, ["full", *MAIN, *GROUPS[:2]]),
-    "perplexity-8192": ("wiki", 8192, 2, ["full", *MAIN[:6]]),
+    # 0.17 is what windows fitted to 1,024 tokens read here
+    "perplexity-8192": ("wiki", 8192, 2, ["full", *MAIN[:2], "sliding-0.17"]),
     "enwik8-1024": ("enwik8", 1024, 10, ["full", *MAIN[:3]]),
 }
 # The cells in which the rest is measured.
 PROBED = ["full", *MAIN[:3]]
 # BLiMP: the pairs of each paradigm, and the tokens of other text that stand before each sentence
-PAIRS = 20
+PAIRS = 10
 BLIMP = {"blimp": 0, "blimp-512": 512}
 # contexts of the recall probe: how many, their length, how far back the facts may be, facts of each
-RECALL = {"recall-1024": (20, 1024, 200, 900, 1), "recall-8192": (2, 8192, 4000, 7900, 10)}
+RECALL = {"recall-1024": (20, 1024, 200, 900, 1), "recall-8192": (1, 8192, 4000, 7900, 10)}
 NAMES = ["Anna", "Boris", "Clara", "David", "Elena", "Frank", "Greta", "Henry", "Irene", "Jonas"]
 EVERYTHING = [*PARTS, *RECALL, *BLIMP]
 
@@ -282,11 +284,15 @@ def draw(cells: dict[str, Any], path: Path) -> None:
         ("sliding", "one sliding window"),
         ("head-head", "a span per head"),
         ("query-head", "a span per query"),
+        ("head-kv_group", "a span per group of heads"),
+        ("query-kv_group", "a span per query and group"),
     )
-    for marker, (kind, label) in zip("sov", kinds, strict=True):
+    for marker, (kind, label) in zip("sov^D", kinds, strict=True):
         points = []
-        for share in SHARES:
-            rows = cells[f"wiki-1024 {kind}-{share:.2f}"]["blocks"]
+        for name in (f"wiki-1024 {kind}-{share:.2f}" for share in SHARES):
+            if name not in cells:
+                continue
+            rows = cells[name]["blocks"]
             change = summary([row["loss"] - base for row, base in zip(rows, full, strict=True)])
             middle, reach = change.mean, change.reach or 0.0
             times = math.exp(middle)
@@ -341,14 +347,25 @@ def report(cells: dict[str, Any]) -> str:
                 f"- {cell['part']}, {cell['cell']}: {right} of {len(cell['rows'])} right, {loss:.2f} nats"
             )
         if "paradigms" in cell:
-            fields = sorted({row["field"] for row in cell["paradigms"]})
-            counts = {f: [row for row in cell["paradigms"] if row["field"] == f] for f in fields}
-            shown = [
-                f"{f} {100 * sum(r['right'] for r in rows) / sum(r['of'] for r in rows):.1f} %"
-                for f, rows in counts.items()
-            ]
-            lines.append(f"- BLiMP, {cell['cell']}, {len(cell['paradigms'])} paradigms: {', '.join(shown)}")
+            fields = _by_field(cell, cells[cell["part"] + " full"])
+            lines.append(f"- {cell['part']}, {cell['cell']}: {fields}")
     return "\n".join(lines)
+
+
+def _by_field(cell: dict[str, Any], full: dict[str, Any]) -> str:
+    """Return the accuracy in each field and in all, and the p of McNemar's test against the full model."""
+    shown = []
+    for field in (*sorted({row["field"] for row in cell["paradigms"]}), "all"):
+        right, base = (
+            np.array(
+                [one for row in of["paradigms"] if field in ("all", row["field"]) for one in row["right"]]
+            )
+            for of in (cell, full)
+        )
+        found = accuracy(int(right.sum()), len(right))
+        interval = f"{100 * found.value:.1f} % ({100 * found.low:.1f} - {100 * found.high:.1f})"
+        shown.append(f"{field} {interval} of {found.total}, p = {mcnemar(right, base):.2f}")
+    return "; ".join(shown)
 
 
 def _ratio(losses: list[float], full: list[float]) -> str:

@@ -249,7 +249,8 @@ def check_embedded(model: PreTrainedModel, blocks: Int[Tensor, "n t"]) -> None:
     positions = getattr(config, "max_position_embeddings", None)
     if positions is not None and blocks.shape[1] > positions:
         raise ValueError(
-            f"block={blocks.shape[1]} is longer than the {positions:,} positions of {name}; pass a smaller one"
+            f"block={blocks.shape[1]} is longer than the {positions:,} positions of {name}; pass a smaller "
+            "block="
         )
     known = cast(nn.Embedding, model.get_input_embeddings()).num_embeddings
     if unknown := blocks[(blocks < 0) | (blocks >= known)].tolist():
