@@ -146,7 +146,13 @@ def check_tensors(
 
 
 def check_interval(
-    q: Tensor, k: Tensor, v: Tensor, start: Tensor, end: Tensor, sinks: int, origin: Tensor | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    start: Tensor | None,
+    end: Tensor | None,
+    sinks: int,
+    origin: Tensor | None,
 ) -> None:
     """Raise unless the tensors of `ops.interval_attention` and its window of keys agree."""
     check_not_traced()
@@ -162,10 +168,40 @@ def check_interval(
             f"q has {q.shape[1]} heads and k has {k.shape[1]}; those of q must be a multiple of those of k"
         )
     for name, x in (("start", start), ("end", end)):
-        check_positions(name, x)
-        _check_broadcast(name, x, q, "[b, h, q]", list(q.shape[:3]))
+        if x is not None:
+            check_positions(name, x)
+            _check_broadcast(name, x, q, "[b, h, q]", list(q.shape[:3]))
     check_sinks(sinks)
     check_origin(origin, q, "origin")
+
+
+def check_tables(
+    q: Tensor, k: Tensor, v: Tensor, key_table: Tensor | None, value_table: Tensor | None
+) -> None:
+    """Raise unless the tables of distances in `ops.interval_attention` fit its other tensors."""
+    tables = [
+        (name, x, width)
+        for name, x, width in (("key_table", key_table, q.shape[3]), ("value_table", value_table, v.shape[3]))
+        if x is not None
+    ]
+    for name, x, width in tables:
+        check_floats(name, x)
+        if x.dim() != 2 or x.shape[0] % 2 == 0 or x.shape[1] != width:
+            raise ValueError(
+                f"{name} has shape {list(x.shape)}, not [2 size + 1, {width}]: a row for each distance from "
+                "-size to size"
+            )
+        if x.device != q.device:
+            raise ValueError(f"{name} is on {x.device} and q is on {q.device}; move them to one device")
+        if x.shape[0] != tables[0][1].shape[0]:
+            raise ValueError(
+                f"the tables have {tables[0][1].shape[0]} and {x.shape[0]} rows; give both the same"
+            )
+    if tables and q.shape[2] > k.shape[2]:
+        raise ValueError(
+            f"{q.shape[2]} queries for {k.shape[2]} keys: tables of distances are for self-attention, where the "
+            "queries are the last of the keys"
+        )
 
 
 def window_threshold(tolerance: float, dtype: torch.dtype, *, normalize: bool) -> float:

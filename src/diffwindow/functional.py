@@ -472,8 +472,10 @@ def interval_attention(
     q: Float[Tensor, "b h q e"],
     k: Float[Tensor, "b g k e"],
     v: Float[Tensor, "b g k w"],
-    inside: Bool[Tensor, "..."],
+    inside: Bool[Tensor, "..."] | None = None,
     *,
+    key_table: Float[Tensor, "rows e"] | None = None,
+    value_table: Float[Tensor, "rows w"] | None = None,
     bias: Float[Tensor, "..."] | None = None,
     scale: float | None = None,
     dropout_p: float = 0.0,
@@ -481,12 +483,66 @@ def interval_attention(
 ) -> Float[Tensor, "b h q w"]:
     """Attend to the keys that are inside alone: softmax(scale · q kᵀ) v over them, zeros without any.
 
-    Each head of `k` and `v` serves h/g neighbouring heads of `q`.
+    Each head of `k` and `v` serves h/g neighbouring heads of `q`. With tables, keys are k_j + a_{j−i} and
+    values v_j + b_{j−i} for query i (Shaw et al. 2018).
     """
     k, v = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
     score = scores(q, k, scale, mask=inside)
+    if key_table is not None:
+        seeing = q if inside is None else q.masked_fill(~inside.any(-1)[..., None], 0.0)
+        score = score + distance_scores(seeing, key_table, k.shape[2], scale)
     weights = masked_softmax(score if bias is None else score + bias, inside)
-    return attend(dropout(weights, dropout_p, seed), v, mask=inside)
+    weights = dropout(weights, dropout_p, seed)
+    if value_table is None:
+        return attend(weights, v, mask=inside)
+    with _no_autocast(v):
+        by_token = weights @ zero_unseen_keys(v, inside).to(weights.dtype)
+        return (by_token + distance_values(weights, value_table)).to(v.dtype)
+
+
+def relative_positions(num_queries: int, num_keys: int, device: torch.device) -> Int[Tensor, "q k"]:
+    """Return how far each key lies to the right of each query, where the queries are the last of the keys.
+
+    >>> relative_positions(2, 3, torch.device("cpu"))
+    tensor([[-1,  0,  1],
+            [-2, -1,  0]])
+    """
+    key = torch.arange(num_keys, device=device)
+    return key - key[num_keys - num_queries :, None]
+
+
+def table_rows(num_queries: int, num_keys: int, size: int, device: torch.device) -> Int[Tensor, "q k"]:
+    """Return the row of each pair's distance, clipped at `size`, in a table from −size to size.
+
+    >>> table_rows(2, 3, 1, torch.device("cpu"))
+    tensor([[0, 1, 2],
+            [0, 0, 1]])
+    """
+    return relative_positions(num_queries, num_keys, device).clamp(-size, size) + size
+
+
+def distance_scores(
+    q: Float[Tensor, "b h q e"], table: Float[Tensor, "rows e"], num_keys: int, scale: float | None = None
+) -> Float[Tensor, "b h q k"]:
+    """Return scale · q_i·a_{j−i}, where `table` holds a for each clipped distance (Shaw et al. 2018).
+
+    Queries are compared with the rows of the table, so nothing of size queries × keys × width exists.
+    """
+    by_row = scores(q, table.expand(*q.shape[:2], -1, -1), scale)
+    rows = table_rows(q.shape[2], num_keys, table.shape[0] // 2, q.device)
+    return by_row.gather(-1, rows.expand(*q.shape[:2], -1, -1))
+
+
+def distance_values(
+    weights: Float[Tensor, "b h q k"], table: Float[Tensor, "rows w"]
+) -> Float[Tensor, "b h q w"]:
+    """Return Σ_j A_ij b_{j−i}, where `table` holds b for each clipped distance (Shaw et al. 2018)."""
+    # the weight that a query gives to each distance, which is what the table's rows get
+    by_distance = weights.new_zeros(*weights.shape[:3], table.shape[0])
+    rows = table_rows(*weights.shape[2:], table.shape[0] // 2, weights.device)
+    by_distance = by_distance.scatter_add(-1, rows.expand_as(weights), weights)
+    with _no_autocast(weights):
+        return by_distance @ table.to(weights.dtype)
 
 
 def repeat_heads(x: Float[Tensor, "b g k e"], num_heads: int) -> Float[Tensor, "b h k e"]:

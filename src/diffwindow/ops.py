@@ -21,6 +21,7 @@ from diffwindow.checks import (
     Options,
     check_interval,
     check_options,
+    check_tables,
     check_tensors,
     read_options,
     show_options,
@@ -62,6 +63,7 @@ Feature = Literal[
     "phrases",
     "gradients of an interval's attn_bias",
     "dropout of intervals",
+    "tables of distances",
 ]
 
 
@@ -228,11 +230,13 @@ def interval_attention(
     q: Float[Tensor, "b h q e"],
     k: Float[Tensor, "b g k e"],
     v: Float[Tensor, "b g k w"],
-    start: Int[Tensor, "..."],
-    end: Int[Tensor, "..."],
+    start: Int[Tensor, "..."] | None = None,
+    end: Int[Tensor, "..."] | None = None,
     *,
     sinks: int = 0,
     origin: Int[Tensor, " b"] | None = None,
+    key_table: Float[Tensor, "rows e"] | None = None,
+    value_table: Float[Tensor, "rows w"] | None = None,
     attn_mask: Bool[Tensor, "..."] | None = None,
     attn_bias: Float[Tensor, "..."] | None = None,
     is_causal: bool = False,
@@ -249,11 +253,15 @@ def interval_attention(
         q: The queries, `[b h q e]`: batch, heads, queries, head width.
         k: The keys, `[b g k e]`; h is a multiple of g, and h/g neighbouring heads of `q` share a head of `k`.
         v: The values, `[b g k w]`; their width may differ from that of the keys.
-        start: The first key inside, integers that broadcast to `[b h q]`; below 0 is 0.
-        end: The last key inside, likewise; past the last key is the last key, before `start` is no key.
+        start: The first key inside, integers that broadcast to `[b h q]`; below 0 is 0, and so is None.
+        end: The last key inside, likewise; past the last key, and None, is the last key; before `start` is no
+            key.
         sinks: How many first keys are inside of every window, whatever its `start`.
         origin: Integers `[b]`, the key from which sinks count: the first real key of a left-padded row; 0 by
             default.
+        key_table: Relative positions (Shaw et al. 2018), `[2 size + 1, e]`: row size + d is added to the keys
+            at distance d of a query, which is clipped at `size`. The queries are the last of the keys.
+        value_table: The same for the values, `[2 size + 1, w]`.
         attn_mask: Booleans that broadcast to `[b h q k]`, True where a query may look.
         attn_bias: Floats that broadcast to `[b h q k]` and are added to the scores; -inf hides a key.
         is_causal: Let query i look at keys 0…i only, sinks among them, however many keys there are, as
@@ -269,17 +277,22 @@ def interval_attention(
     tensor([2.3333, 2.5000])
     """
     call = interval.Call(
-        q, k, v, start, end, origin, attn_mask, attn_bias, None, is_causal, sinks, scale, dropout_p
-    )
+        q, k, v, key_table, value_table, start, end, origin, attn_mask, attn_bias, None, is_causal, sinks, scale,
+        dropout_p,
+    )  # fmt: skip
     if impl in ("auto", "cpu"):
         out = interval.attend_one(call)
         if out is not None:
             return out
     options = Options(attn_mask, attn_bias, is_causal, scale=scale, dropout_p=dropout_p)
     check_interval(q, k, v, start, end, sinks, origin)
+    check_tables(q, k, v, key_table, value_table)
     check_options(q, k, options, additive=False)
     widest = max(x.shape[-1] * x.element_size() for x in (q, v))
-    attend = _INTERVAL_BACKENDS[choose_impl(impl, q, _needs(widest, options, interval=True))]
+    needs = _needs(widest, options, interval=True)
+    if key_table is not None or value_table is not None:
+        needs = (*needs, "tables of distances")
+    attend = _INTERVAL_BACKENDS[choose_impl(impl, q, needs)]
     if dropout_p > 0:
         call = call._replace(seed=functional.draw_seed(q))
     return attend(call)
@@ -468,12 +481,16 @@ operator.use_reference(_reference)
 
 def _attend_interval_plainly(call: interval.Call) -> Tensor:
     """Compute interval attention in plain PyTorch."""
-    q, k = call.q, call.k
-    inside = functional.interval_mask(call.start, call.end, k.shape[2], sinks=call.sinks, origin=call.origin)
+    q, k, start, end = call.q, call.k, call.start, call.end
     visible = visible_mask(q, k, attn_mask=call.attn_mask, attn_bias=call.attn_bias, is_causal=call.is_causal)
+    if start is not None or end is not None:
+        start = k.new_zeros((), dtype=torch.int64) if start is None else start
+        end = k.new_full((), k.shape[2], dtype=torch.int64) if end is None else end
+        inside = functional.interval_mask(start, end, k.shape[2], sinks=call.sinks, origin=call.origin)
+        visible = inside if visible is None else inside & visible
     return functional.interval_attention(
-        q, k, call.v, inside if visible is None else inside & visible,
-        bias=call.attn_bias, scale=call.scale, dropout_p=call.dropout_p, seed=call.seed,
+        q, k, call.v, visible, key_table=call.key_table, value_table=call.value_table, bias=call.attn_bias,
+        scale=call.scale, dropout_p=call.dropout_p, seed=call.seed,
     )  # fmt: skip
 
 

@@ -19,12 +19,14 @@ from samples.intervals import (
     BIASES,
     LAYOUTS,
     MASKS,
+    TABLES,
     WINDOWS,
     IntervalCase,
     arguments,
     check,
     draw,
     output_and_gradients,
+    tables_of,
 )
 from samples.kernel_marks import NEEDS_COMPILER
 
@@ -45,6 +47,10 @@ VARIANTS = {
     "scale": {"scale": 0.3},
     "int32": {"positions": torch.int32},
     **{f"window {window}": {"window": window} for window in WINDOWS},
+    **{f"tables {sizes}": {"tables": sizes, "causal": sizes[0] > 9} for sizes in TABLES[1:]},
+    "tables in a window": {"tables": (4, 4), "window": "spans", "sinks": 3, "mask": "left padding"},
+    "tables and dropout": {"tables": (16, 16), "dropout_p": 0.3, "window": "none", "mask": "hides all"},
+    "tables in bf16": {"tables": (9, 9), "dtype": torch.bfloat16, "widths": (7, 40)},
     **{f"mask {mask}": {"mask": mask, "window": "spans", "sinks": 2} for mask in MASKS[1:]},
     **{f"bias {bias}": {"bias": bias} for bias in BIASES[1:]},
     **{f"layout {layout}": {"layouts": (layout,) * 3, "grad_layout": layout} for layout in LAYOUTS[1:]},
@@ -71,7 +77,10 @@ def test_random_cases(first):
 
 @given(st.integers(0, 10**9))
 def test_any_case(seed):
-    check(replace(draw(seed), batch=1, keys=draw(seed).keys % 131 + 1))
+    case = draw(seed)
+    keys = case.keys % 131 + 1
+    queries = min(case.queries, keys) if any(case.tables) else case.queries
+    check(replace(case, batch=1, keys=keys, queries=queries))
 
 
 @pytest.mark.slow
@@ -83,6 +92,7 @@ def test_many_random_cases():
 
 
 CASES = {
+    "tables": IntervalCase(queries=130, window="none", tables=(9, 9), mask="right padding", dropout_p=0.2),
     "prefill": IntervalCase(window="spans", sinks=3, mask="right padding"),
     "decode": IntervalCase(queries=1, keys=1100, window="spans", sinks=3, mask="right padding"),
     "bf16": IntervalCase(queries=70, dtype=torch.bfloat16, layouts=("columns", "rows", "sliced")),
@@ -120,7 +130,9 @@ def test_results_are_written_in_full(name, monkeypatch):
 def test_a_query_without_gradients_goes_the_direct_way_with_the_same_result(name, monkeypatch):
     case = CASES[name]
     tensors, bounds, options, _ = arguments(case)
+    options |= tables_of(case)
     by_operator = output_and_gradients(case, "cpu", case.dtype)[0]
+    torch.manual_seed(case.seed)
     if case.queries == 1:
         monkeypatch.setattr(interval, "attend", lambda _: pytest.fail("the operator was called"))
     assert torch.equal(interval_attention(*tensors, *bounds, impl="cpu", **options), by_operator)
@@ -201,6 +213,21 @@ def test_empty_dimensions(empty):
         assert_close(found, output_and_gradients(case, "reference", torch.float32))
 
 
+@pytest.mark.usefixtures("unchecked")
+def test_tables_of_the_wrong_shape():
+    (q, k, v), *_ = arguments(IntervalCase(queries=5, keys=9))
+    table = torch.zeros(7, 16)
+    for tables, message in (
+        ({"key_table": table[:6]}, r"key_table has shape \[6, 16\]"),
+        ({"value_table": table[:, :8]}, r"value_table has shape \[7, 8\]"),
+        ({"key_table": table, "value_table": table[:5]}, "7 and 5 rows"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            interval_attention(q, k, v, **tables)
+    with pytest.raises(ValueError, match="5 queries for 3 keys"):
+        interval_attention(q, k[:, :, :3], v[:, :, :3], key_table=table)
+
+
 def test_positions_at_the_ends_of_integers():
     (q, k, v), *_ = arguments(IntervalCase(queries=1, keys=9))
     low, high = torch.tensor(-(2**63)), torch.tensor(2**63 - 1)
@@ -243,11 +270,14 @@ def test_transforms_of_torch_func_run_in_plain_torch():
 def test_higher_derivatives_are_those_of_the_reference():
     results = []
     for impl in ("cpu", "reference"):
-        case = IntervalCase(queries=4, keys=5, window="spans", dropout_p=0.3, mask="right padding")
+        case = IntervalCase(
+            queries=4, keys=5, window="spans", dropout_p=0.3, mask="right padding", tables=(2, 2)
+        )
         tensors, bounds, options, _ = arguments(case)
-        leaves = [x.requires_grad_() for x in tensors]
+        tables = {name: x.requires_grad_() for name, x in tables_of(case).items()}
+        leaves = [*(x.requires_grad_() for x in tensors), *tables.values()]
         torch.manual_seed(0)
-        value = interval_attention(*leaves, *bounds, impl=impl, **options).square().sum()
+        value = interval_attention(*leaves[:3], *bounds, impl=impl, **tables, **options).square().sum()
         found = []
         for _ in range(3):
             grads = torch.autograd.grad(value, leaves, create_graph=True)
@@ -258,11 +288,13 @@ def test_higher_derivatives_are_those_of_the_reference():
         assert_close(ours, true, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("name", ["prefill", "bf16"])
+@pytest.mark.parametrize("name", ["prefill", "bf16", "tables"])
 def test_opcheck(name):
     case = replace(CASES[name], queries=5, keys=9, batch=1, origin=True)
     tensors, (start, end), options, _ = arguments(case)
-    leaves = [x.detach().requires_grad_() for x in tensors]
+    tables = tables_of(case)
+    given_tables = [tables.get(x) for x in ("key_table", "value_table")]
+    leaves = [None if x is None else x.detach().requires_grad_() for x in (*tensors, *given_tables)]
     masks = (options["origin"], options["attn_mask"], None)
     given_arguments = (*leaves, start, end, *masks, torch.tensor(7), True, 2, None, 0.1)
     forward = torch.ops.diffwindow.interval_attention.default

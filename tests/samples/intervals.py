@@ -11,8 +11,10 @@ from diffwindow.ops import interval_attention
 from samples.configurations import lay_out
 
 LENGTHS = (1, 2, 16, 17, 31, 63, 64, 65, 130, 257)
-WINDOWS = ("random", "spans", "all", "broadcast", "mostly empty")
+WINDOWS = ("random", "spans", "all", "none", "broadcast", "mostly empty")
 MASKS = ("none", "right padding", "left padding", "per query", "per head", "transposed", "hides all")
+# the sizes of the tables of keys and of values; 0 is no table
+TABLES = ((0, 0), (3, 3), (16, 16), (200, 200), (5, 0), (0, 5))
 BIASES = ("none", "per head", "per key", "transposed", "hides")
 LAYOUTS = ("rows", "heads inside", "columns", "padded", "sliced", "one head", "overlapping")
 
@@ -28,6 +30,7 @@ class IntervalCase:
     shared: int = 2
     widths: tuple[int, int] = (16, 16)
     window: str = "random"
+    tables: tuple[int, int] = (0, 0)
     sinks: int = 0
     origin: bool = False
     causal: bool = False
@@ -54,9 +57,12 @@ def draw(seed: int) -> IntervalCase:
         return options[int(torch.randint(len(options), (), generator=random))]
 
     queries = choose(1, *LENGTHS)
+    tables = choose((0, 0), (0, 0), *TABLES)
+    keys = choose(queries, *LENGTHS, 600, 1100)
     return IntervalCase(
-        queries=queries,
-        keys=choose(queries, *LENGTHS, 600, 1100),
+        queries=min(queries, keys) if any(tables) else queries,
+        keys=keys,
+        tables=tables,
         batch=choose(1, 2, 3),
         kv_heads=choose(1, 2, 3),
         shared=choose(1, 1, 2, 3),
@@ -77,7 +83,7 @@ def draw(seed: int) -> IntervalCase:
     )
 
 
-def windows(case: IntervalCase, random: torch.Generator) -> tuple[Tensor, Tensor]:
+def windows(case: IntervalCase, random: torch.Generator) -> tuple[Tensor | None, Tensor | None]:
     """Draw the start and the end of each query's window, some of them outside of the keys."""
     b, h, q, k = case.batch, case.heads, case.queries, case.keys
 
@@ -89,6 +95,8 @@ def windows(case: IntervalCase, random: torch.Generator) -> tuple[Tensor, Tensor
         return end - positions(0, max(2, k // 2), 1, h, 1), end
     if case.window == "all":
         return torch.tensor(0), torch.tensor(k)
+    if case.window == "none":
+        return None, None
     if case.window == "broadcast":
         return positions(-5, k + 5, b, 1, q), positions(0, k + 5, h, 1)
     if case.window == "mostly empty":
@@ -120,14 +128,23 @@ def bias_of(case: IntervalCase, random: torch.Generator) -> Tensor | None:
     return bias.masked_fill(bias < -1, -math.inf) if case.bias == "hides" else bias
 
 
-def arguments(case: IntervalCase) -> tuple[list[Tensor], list[Tensor], dict, Tensor]:
+def tables_of(case: IntervalCase) -> dict[str, Tensor]:
+    """Draw the tables of distances, which are not contiguous, in fp32, as a model's parameters are."""
+    random = torch.Generator().manual_seed(case.seed)
+    sizes = zip(("key_table", "value_table"), case.tables, case.widths, strict=True)
+    return {
+        name: torch.randn(width, 2 * size + 1, generator=random).mT for name, size, width in sizes if size
+    }
+
+
+def arguments(case: IntervalCase) -> tuple[list[Tensor], list[Tensor | None], dict, Tensor]:
     """Draw q, k, v, then start and end, then the options, then the gradient of the output."""
     random = torch.Generator().manual_seed(case.seed)
     e, w = case.widths
     shapes = ((case.heads, case.queries, e), (case.kv_heads, case.keys, e), (case.kv_heads, case.keys, w))
     drawn = [torch.randn(case.batch, *shape, generator=random).to(case.dtype) for shape in shapes]
     tensors = [lay_out(x, layout) for x, layout in zip(drawn, case.layouts, strict=True)]
-    bounds = [x.to(case.positions) for x in windows(case, random)]
+    bounds = [None if x is None else x.to(case.positions) for x in windows(case, random)]
     # every other element, so that it is not contiguous
     origin = torch.randint(-2, case.keys + 2, (2 * case.batch,), generator=random)[::2]
     options = {
@@ -148,9 +165,11 @@ def output_and_gradients(case: IntervalCase, impl: str, dtype: torch.dtype) -> l
     """Run forward and backward."""
     tensors, bounds, options, grad = arguments(case)
     leaves = [x.detach().to(dtype).requires_grad_() for x in tensors]
+    wide = torch.promote_types(dtype, torch.float32)
+    tables = {name: x.detach().to(wide).requires_grad_() for name, x in tables_of(case).items()}
     torch.manual_seed(case.seed)
-    out = interval_attention(*leaves, *bounds, impl=impl, **options)
-    return [out, *torch.autograd.grad(out, leaves, grad.to(dtype))]
+    out = interval_attention(*leaves, *bounds, impl=impl, **tables, **options)
+    return [out, *torch.autograd.grad(out, [*leaves, *tables.values()], grad.to(dtype))]
 
 
 def check(case: IntervalCase, impl: str = "cpu") -> None:
@@ -162,13 +181,16 @@ def check(case: IntervalCase, impl: str = "cpu") -> None:
     eager = output_and_gradients(case, "reference", case.dtype)
     fused = output_and_gradients(case, impl, case.dtype)
     (q, k, v), _, _, grad = arguments(case)
+    tables = tables_of(case)
     scale = functional.default_scale(case.widths[0]) if case.scale is None else case.scale
-    factor = max(1.0, *(scale * x.abs().max().item() for x in (q, k, v)))
-    grad_weights = factor * grad.double() @ functional.repeat_heads(v.double(), case.heads).mT
-    largest = max(x.abs().max().item() for x in (*exact, grad_weights))
+    factor = max(1.0, *(scale * x.abs().max().item() for x in (q, k, v, *tables.values())))
+    values = [functional.repeat_heads(v.double(), case.heads)]
+    values += [x.double() for name, x in tables.items() if name == "value_table"]
+    grad_weights = sum((grad.double() @ x.mT).abs().max().item() for x in values)
+    largest = max(factor * grad_weights, *(x.abs().max().item() for x in exact))
     floor = 4 * torch.finfo(torch.float32).eps * max(largest, 1.0)
     for place, (true, plain, ours) in enumerate(zip(exact, eager, fused, strict=True)):
-        assert ours.dtype == case.dtype
+        assert ours.dtype == plain.dtype
         allowed = (3 if place else 2) * (plain.double() - true).abs().max().item() + floor
         error = (ours.double() - true).abs().max().item()
         assert error <= allowed, f"result {place}: error {error:.3g} > {allowed:.3g} in {case}"

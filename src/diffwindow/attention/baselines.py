@@ -7,16 +7,10 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from diffwindow import functional
+from diffwindow import functional, ops
 from diffwindow.attention.base import SELF_ROLES, Keys, Kind, Queries, StackedAttention
 from diffwindow.attention.plain import GlobalAttention, Pairs, ScoreBias, plain_attention, plain_weights
-from diffwindow.attention.visibility import (
-    EVERYTHING,
-    Visibility,
-    distance_scores,
-    relative_positions,
-    table_rows,
-)
+from diffwindow.attention.visibility import EVERYTHING, Visibility
 from diffwindow.soft_window import Maps
 
 BASELINES: dict[str, Kind] = {}
@@ -47,21 +41,27 @@ class RelativeAttention(StackedAttention):
         nn.init.xavier_uniform_(self.value_table)
 
     def _attend(self, queries: Queries, keys: Keys, visibility: Visibility) -> Float[Tensor, "b q d"]:
-        weights = F.dropout(self.maps(queries, keys, visibility).weights, self._active_dropout())
-        _, v = self.key_heads(keys)
-        # The weight that a query gives to each distance, which is what the value table's rows get.
-        by_distance = weights.new_zeros(*weights.shape[:3], 2 * self.size + 1)
-        rows = table_rows(queries.shape[1], keys.shape[1], self.size, queries.device)
-        by_distance = by_distance.scatter_add(-1, rows.expand_as(weights), weights)
-        value_table = self.value_table.to(v.dtype).expand(*v.shape[:2], -1, -1)
-        heads = functional.attend(weights, v) + functional.attend(by_distance, value_table)
+        (q,) = self.query_heads(queries)
+        k, v = self.key_heads(keys)
+        heads = ops.interval_attention(
+            q,
+            k,
+            v,
+            key_table=self.key_table,
+            value_table=self.value_table,
+            attn_mask=visibility.attn_mask,
+            attn_bias=visibility.attn_bias,
+            is_causal=visibility.is_causal,
+            dropout_p=self._active_dropout(),
+        )
         return self._merge_heads(heads)
 
     def maps(self, queries: Queries, keys: Keys, visibility: Visibility = EVERYTHING) -> Maps:
         """Return the weights of `attend`, without dropout."""
         (q,) = self.query_heads(queries)
         k, _ = self.key_heads(keys)
-        return Maps(plain_weights(q, k, visibility, distance_scores(q, self.key_table, keys.shape[1])))
+        distances = functional.distance_scores(q, self.key_table, keys.shape[1])
+        return Maps(plain_weights(q, k, visibility, distances))
 
 
 BASELINES["Rel"] = Kind(
@@ -300,7 +300,7 @@ class StickBreakingAttention(StackedAttention):
         """Return the weights of `attend`, without dropout."""
         (q,) = self.query_heads(queries)
         k, _ = self.key_heads(keys)
-        before = relative_positions(q.shape[2], k.shape[2], q.device) < 0
+        before = functional.relative_positions(q.shape[2], k.shape[2], q.device) < 0
         visible = visibility.visible(q, k)
         mask = before if visible is None else before & visible
         return Maps(stick_weights(visibility.biased(functional.scores(q, k)), mask))

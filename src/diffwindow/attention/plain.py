@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from diffwindow import functional
 from diffwindow.attention.base import Keys, Queries, StackedAttention
-from diffwindow.attention.visibility import EVERYTHING, Visibility, relative_positions
+from diffwindow.attention.visibility import EVERYTHING, Visibility
 from diffwindow.soft_window import Maps
 
 
@@ -24,7 +24,7 @@ class Pairs(NamedTuple):
 
     def distance(self) -> Int[Tensor, "q k"]:
         """Return how far each key lies to the right of each query."""
-        return relative_positions(self.queries.shape[1], self.num_keys, self.queries.device)
+        return functional.relative_positions(self.queries.shape[1], self.num_keys, self.queries.device)
 
     def real_positions(self) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."]]:
         """Return the number of visible keys, and the position of each key among them, from 0."""

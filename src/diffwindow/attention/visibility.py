@@ -209,36 +209,3 @@ def rotate(x: Float[Tensor, "*lead n h e"], *, start: int = 0) -> Float[Tensor, 
     first, second = x.to(dtype).chunk(2, dim=-1)
     turned = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
     return turned.to(x.dtype)
-
-
-def relative_positions(num_queries: int, num_keys: int, device: torch.device) -> Int[Tensor, "q k"]:
-    """Return how far each key lies to the right of each query, where the queries are the last of the keys.
-
-    >>> relative_positions(2, 3, torch.device("cpu"))
-    tensor([[-1,  0,  1],
-            [-2, -1,  0]])
-    """
-    key = torch.arange(num_keys, device=device)
-    return key - key[num_keys - num_queries :, None]
-
-
-def table_rows(num_queries: int, num_keys: int, size: int, device: torch.device) -> Int[Tensor, "q k"]:
-    """Return the row of each pair's distance, clipped at `size`, in a table from −size to size.
-
-    >>> table_rows(2, 3, 1, torch.device("cpu"))
-    tensor([[0, 1, 2],
-            [0, 0, 1]])
-    """
-    return relative_positions(num_queries, num_keys, device).clamp(-size, size) + size
-
-
-def distance_scores(
-    q: Float[Tensor, "b h q e"], table: Float[Tensor, "rows e"], num_keys: int
-) -> Float[Tensor, "b h q k"]:
-    """Return q_i·a_{j−i}/√e, where `table` holds a for each clipped distance (Shaw et al. 2018).
-
-    Queries are compared with the rows of the table, so nothing of size queries × keys × width exists.
-    """
-    by_row = functional.scores(q, table.expand(*q.shape[:2], -1, -1))
-    rows = table_rows(q.shape[2], num_keys, table.shape[0] // 2, q.device)
-    return by_row.gather(-1, rows.expand(*q.shape[:2], -1, -1))

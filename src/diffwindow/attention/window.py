@@ -14,7 +14,6 @@ from diffwindow.attention.visibility import (
     EVERYTHING,
     Visibility,
     close_padding,
-    distance_scores,
     first_visible_key,
     hidden,
     read_masks,
@@ -261,7 +260,7 @@ class WindowAttention(StackedAttention, WindowModule):
     ) -> Options:
         """Join the window's options with what is visible, and the scores of relative positions, if any."""
         if self.key_table is not None:
-            distances = distance_scores(q, self.key_table, keys.shape[1])
+            distances = functional.distance_scores(q, self.key_table, keys.shape[1])
             visibility = visibility._replace(attn_bias=visibility.biased(distances))
         visibility = visibility._replace(gates=self.gates_of(visibility))
         return self.options._replace(dropout_p=dropout_p, **visibility._asdict())

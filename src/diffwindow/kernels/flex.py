@@ -21,7 +21,8 @@ def attend(call: Call) -> Tensor:
     q, k, v = call.q, call.k, call.v
     batch, heads, queries, keys = (*q.shape[:3], k.shape[2])
     rows, full = (batch, heads, queries), (batch, heads, queries, keys)
-    start, end = call.start.expand(rows), call.end.expand(rows)
+    start = q.new_zeros(rows, dtype=torch.long) if call.start is None else call.start.expand(rows)
+    end = q.new_full(rows, keys, dtype=torch.long) if call.end is None else call.end.expand(rows)
     origin = q.new_zeros(rows[0], dtype=torch.long) if call.origin is None else call.origin
     mask, bias = (None if x is None else x.expand(full) for x in (call.attn_mask, call.attn_bias))
 

@@ -18,9 +18,9 @@ from diffwindow.kernels.registration import (
 )
 
 # The C++ `Interval` of csrc/interval.h, eight bytes per field: `Attention`, then the shared heads and sinks
-# (2q), the origin (q), start and end with three strides each (8q), queries and keys, four tensors for
-# backward.
-_LAYOUT = struct.Struct(cpu.ATTENTION + "2q q 8q" + cpu.PAIR + "16q")
+# (2q), the origin (q), start and end with three strides each (8q), queries and keys, the tables of distances
+# with their rows, gradients and slabs (6q), four tensors for backward.
+_LAYOUT = struct.Struct(cpu.ATTENTION + "2q q 8q" + cpu.PAIR + "6q 16q")
 _BACKWARD_FIELDS = 4 * 4
 # The C++ `IntervalQuery`; a view is its address, its sizes and its strides.
 _QUERY_LAYOUT = struct.Struct("=5q d 3q q 7q 7q" + "9q" * 5)
@@ -28,6 +28,9 @@ _QUERY_LAYOUT = struct.Struct("=5q d 3q q 7q 7q" + "9q" * 5)
 _DONE, _NO_MEMORY = 0, 1
 # The maximum and the inverse sum of a row's softmax.
 _STATISTICS = 2
+# Heads are divided among so many sums of a table's gradient, so that several threads can add to it. The number
+# must not depend on the threads, on which the sum would then depend.
+_SLABS = 32
 
 
 class Call(NamedTuple):
@@ -36,8 +39,10 @@ class Call(NamedTuple):
     q: Tensor
     k: Tensor
     v: Tensor
-    start: Tensor
-    end: Tensor
+    key_table: Tensor | None
+    value_table: Tensor | None
+    start: Tensor | None
+    end: Tensor | None
     origin: Tensor | None
     attn_mask: Tensor | None
     attn_bias: Tensor | None
@@ -49,8 +54,12 @@ class Call(NamedTuple):
 
     @property
     def differentiable(self) -> dict[str, Tensor]:
-        """The arguments that have a gradient, in order."""
-        return {"q": self.q, "k": self.k, "v": self.v}
+        """The given arguments that have a gradient, in order."""
+        given = {name: getattr(self, name) for name in self._fields[:_NUM_DIFFERENTIABLE]}
+        return {name: x for name, x in given.items() if x is not None}
+
+
+_NUM_DIFFERENTIABLE = Call._fields.index("start")
 
 
 def attend(call: Call) -> Tensor:
@@ -93,8 +102,8 @@ def attend_one(call: Call) -> Tensor | None:
 def _can_serve(call: Call) -> bool:
     """Tell whether the kernel of one query serves such options; others raise an error, or are traced."""
     return (
-        isinstance(call.start, Tensor)
-        and isinstance(call.end, Tensor)
+        call.key_table is None
+        and call.value_table is None
         and call.q.dtype in (torch.float32, torch.bfloat16)
         and type(call.dropout_p) is float
         and call.dropout_p == 0
@@ -121,7 +130,8 @@ def _forward(call: Call) -> tuple[Tensor, Tensor]:
     out, rows = empty_outputs(call)
     # named, so that copies live until the kernel has read them
     readable = _make_addressable(call)
-    cpu.run("dw_interval_forward", _LAYOUT, [*_fields(readable, out, rows), *[0] * _BACKWARD_FIELDS])
+    fields = [*_fields(readable, out, rows), *_table_fields(readable, {}), *[0] * _BACKWARD_FIELDS]
+    cpu.run("dw_interval_forward", _LAYOUT, fields)
     return out, rows
 
 
@@ -130,32 +140,44 @@ def _backward(
 ) -> tuple[list[Tensor], None]:
     if needs_bias:
         raise NotImplementedError("the kernels of interval attention have no gradients of attn_bias")
-    grads = empty_grads(call)
+    grads = dict(zip(call.differentiable, empty_grads(call), strict=True))
+    slabs = {
+        name: torch.zeros(_SLABS, *grads[name].shape)
+        for name in ("key_table", "value_table")
+        if name in grads
+    }
     # hooks on saved tensors may have changed the layout of what forward returned
     grad, out, rows = with_dense_rows(grad), with_dense_rows(out), rows.contiguous()
     readable = _make_addressable(call)
-    fields = _fields(readable, out, rows)
-    for x in (grad, *grads):
+    fields = [*_fields(readable, out, rows), *_table_fields(readable, slabs)]
+    for x in (grad, grads["q"], grads["k"], grads["v"]):
         fields += cpu.strided(x)
     cpu.run("dw_interval_backward", _LAYOUT, fields)
-    return grads, None
+    for name, parts in slabs.items():
+        grads[name].copy_(parts.sum(0))
+    return list(grads.values()), None
 
 
 def _make_addressable(call: Call) -> Call:
-    """Return the arguments as kernels read them: positions as int64 `[b h q]`, tensors with dense rows."""
+    """Return the arguments as kernels read them.
+
+    Positions are int64 `[b h q]`, tables fp32 without gaps, and other tensors have dense rows.
+    """
     lead = call.q.shape[:3]
+    tables = {"key_table": call.key_table, "value_table": call.value_table}
+    bounds = {"start": call.start, "end": call.end}
     changed: dict[str, Any] = {
         **{name: with_dense_rows(x) for name, x in call.differentiable.items()},
+        **{name: None if x is None else x.float().contiguous() for name, x in tables.items()},
+        **{name: None if x is None else x.to(torch.int64).expand(lead) for name, x in bounds.items()},
         **expand_masks(call),
-        "start": call.start.to(torch.int64).expand(lead),
-        "end": call.end.to(torch.int64).expand(lead),
         "origin": None if call.origin is None else call.origin.to(torch.int64).contiguous(),
     }
     return call._replace(**changed)
 
 
 def _fields(call: Call, out: Tensor, rows: Tensor) -> list[int | float]:
-    """List the fields of the C++ `Interval` in order, up to those of backward."""
+    """List the fields of the C++ `Interval` in order, up to the tables."""
     return [
         *cpu.attention_fields(call, out, rows),
         max(1, call.q.shape[1] // max(1, call.k.shape[1])), call.sinks,
@@ -164,10 +186,18 @@ def _fields(call: Call, out: Tensor, rows: Tensor) -> list[int | float]:
     ]  # fmt: skip
 
 
+def _table_fields(call: Call, slabs: dict[str, Tensor]) -> list[int]:
+    """List the fields of the C++ `Tables` in order; `slabs` are the sums of their gradients, by name."""
+    tables = (call.key_table, call.value_table)
+    addresses = [0 if x is None else x.data_ptr() for x in tables]
+    sums = [slabs[name].data_ptr() if name in slabs else 0 for name in ("key_table", "value_table")]
+    return [*addresses, max(0 if x is None else len(x) for x in tables), *sums, _SLABS]
+
+
 _operator = Operator(
     "interval_attention",
     Call,
-    len(("q", "k", "v")),
+    _NUM_DIFFERENTIABLE,
     forward=_forward,
     backward=_backward,
     empty_outputs=empty_outputs,

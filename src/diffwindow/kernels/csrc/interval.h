@@ -1,6 +1,7 @@
 // Attention within a hard window of each query: its arguments, which keys a block of queries reaches, and their scores.
 #pragma once
 #include "block.h"
+#include "relative.h"
 #include "softmax.h"
 
 namespace dw {
@@ -15,8 +16,9 @@ struct Interval : Attention {
   int64_t shared;  // heads of queries per head of keys and values
   int64_t sinks;
   const int64_t* origin;  // [batch]: the key from which sinks count; null for 0
-  Positions start, end;
+  Positions start, end;  // without them, the window has all keys
   Pair pair;
+  Tables tables;
   // Backward only.
   Tensor grad_out, grad_q, grad_k, grad_v;
 };
@@ -32,9 +34,11 @@ struct Range {  // keys [first, last)
 
 // The keys of a query's window, clamped to those that there are; [0, 0) if there are none.
 inline Range window_of(const Interval& p, int64_t b, int64_t h, int64_t query) {
-  const auto at = [&](const Positions& x) { return x.data[b * x.batch + h * x.head + query * x.query]; };
+  const auto at = [&](const Positions& x, int64_t otherwise) {
+    return x.data ? x.data[b * x.batch + h * x.head + query * x.query] : otherwise;
+  };
   const int64_t limit = p.is_causal ? std::min(p.keys, query + 1) : p.keys;
-  const Range window{std::max<int64_t>(at(p.start), 0), std::min(at(p.end), limit - 1) + 1};
+  const Range window{std::max<int64_t>(at(p.start, 0), 0), std::min(at(p.end, limit - 1), limit - 1) + 1};
   return window.empty() ? Range{0, 0} : window;
 }
 
@@ -134,7 +138,7 @@ class IntervalTile {
 
   // Read keys [first, last) and their values, and score them for some panels; what a query does not see is -inf.
   void score(const Block& block, const Reach& reach, const HeadMask& head, PanelBits some, int64_t first, int64_t last,
-             const float* queries) {
+             const float* queries, const TableTile& distances) {
     first_ = first;
     last_ = last;
     const int64_t h = head.h / p_.shared;
@@ -143,7 +147,10 @@ class IntervalTile {
     score_tile(block, some, first, last, keys, queries, p_.pair.width, scores);
     bool hides = false;
     for (int64_t i = 0; i < block.panels; ++i)
-      if (some >> i & 1) hides |= hide(block, reach, head, i, block.end(i, last));
+      if (some >> i & 1) {
+        distances.spread(block, i, first, block.end(i, last), scores.data + i * scores.step);
+        hides |= hide(block, reach, head, i, block.end(i, last));
+      }
     if (hides && !(is_finite(keys, p_.pair.width) && is_finite(values, p_.value_width))) zero_unseen(block, some);
   }
 

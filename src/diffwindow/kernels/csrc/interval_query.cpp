@@ -215,7 +215,7 @@ bool describe(IntervalQuery& x, Interval& p) {
   };
   if (!agrees(x.q, heads, 1, width) || !agrees(x.k, kv_heads, keys, width) || !agrees(x.v, kv_heads, keys, value_width))
     return false;
-  if (kv_heads == 0 || heads % kv_heads || !x.start.data || !x.end.data) return false;
+  if (kv_heads == 0 || heads % kv_heads) return false;
   if (!broadcast(x.start, {batch, heads, 1}) || !broadcast(x.end, {batch, heads, 1})) return false;
   if (!broadcast(x.mask, {batch, heads, 1, keys}) || !broadcast(x.bias, {batch, heads, 1, keys})) return false;
   if (x.origin && (x.num_origins != batch || (batch > 1 && x.origin_stride != 1))) return false;
