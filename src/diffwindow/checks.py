@@ -167,10 +167,10 @@ def check_interval(
         raise ValueError(
             f"q has {q.shape[1]} heads and k has {k.shape[1]}; those of q must be a multiple of those of k"
         )
-    for name, x in (("start", start), ("end", end)):
-        if x is not None:
-            check_positions(name, x)
-            _check_broadcast(name, x, q, "[b, h, q]", list(q.shape[:3]))
+    for name, place in (("start", start), ("end", end)):
+        if place is not None:
+            check_positions(name, place)
+            _check_broadcast(name, place, q, "[b, h, q]", list(q.shape[:3]))
     check_sinks(sinks)
     check_origin(origin, q, "origin")
 
@@ -199,8 +199,8 @@ def check_tables(
             )
     if tables and q.shape[2] > k.shape[2]:
         raise ValueError(
-            f"{q.shape[2]} queries for {k.shape[2]} keys: tables of distances are for self-attention, where the "
-            "queries are the last of the keys"
+            f"{q.shape[2]} queries for {k.shape[2]} keys: tables of distances are for self-attention, where "
+            "the queries are the last of the keys"
         )
 
 

@@ -539,7 +539,7 @@ def distance_values(
     """Return Σ_j A_ij b_{j−i}, where `table` holds b for each clipped distance (Shaw et al. 2018)."""
     # the weight that a query gives to each distance, which is what the table's rows get
     by_distance = weights.new_zeros(*weights.shape[:3], table.shape[0])
-    rows = table_rows(*weights.shape[2:], table.shape[0] // 2, weights.device)
+    rows = table_rows(weights.shape[2], weights.shape[3], table.shape[0] // 2, weights.device)
     by_distance = by_distance.scatter_add(-1, rows.expand_as(weights), weights)
     with _no_autocast(weights):
         return by_distance @ table.to(weights.dtype)

@@ -277,8 +277,8 @@ def interval_attention(
     tensor([2.3333, 2.5000])
     """
     call = interval.Call(
-        q, k, v, key_table, value_table, start, end, origin, attn_mask, attn_bias, None, is_causal, sinks, scale,
-        dropout_p,
+        q, k, v, key_table, value_table, start, end, origin, attn_mask, attn_bias, None, is_causal, sinks,
+        scale, dropout_p,
     )  # fmt: skip
     if impl in ("auto", "cpu"):
         out = interval.attend_one(call)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from diffwindow import ops
-from diffwindow.kernels import operator
+from diffwindow.kernels import operator, registration
 from samples.configurations import (
     BIASES,
     LAYOUTS,
@@ -117,10 +117,10 @@ def test_results_are_written_in_full(additive, monkeypatch):
     # Memory comes filled with NaN: what a kernel forgets to write shows.
     config = Configuration(additive=additive, mask="padding", queries=33, keys=70, widths=(20, 8, 8, 20, 12))
     expected = output_and_gradients(config, "cpu", torch.float32)
-    outputs, grads = operator.empty_outputs, operator.empty_grads
+    outputs, grads = operator.empty_outputs, registration.empty_grads
     poison = lambda xs: type(xs)(x.fill_(math.nan) for x in xs)  # noqa: E731
     monkeypatch.setattr(operator, "empty_outputs", lambda call: poison(outputs(call)))
-    monkeypatch.setattr(operator, "empty_grads", lambda call: poison(grads(call)))
+    monkeypatch.setattr(registration, "empty_grads", lambda call, **how: poison(grads(call, **how)))
     found = output_and_gradients(config, "cpu", torch.float32)
     assert all(map(torch.equal, expected, found))
 

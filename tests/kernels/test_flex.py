@@ -26,5 +26,5 @@ CASES = {
 @torch.no_grad()
 def test_outputs_are_those_of_the_reference(name):
     tensors, bounds, options, _ = arguments(IntervalCase(**CASES[name]))
-    call = Call(*tensors, *bounds, seed=None, **options)
+    call = Call(*tensors, None, None, *bounds, seed=None, **options)
     assert_close(flex.attend(call), interval_attention(*tensors, *bounds, impl="reference", **options))

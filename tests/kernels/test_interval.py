@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.func import grad, vmap
 from torch.testing import assert_close
 
-from diffwindow.kernels import interval
+from diffwindow.kernels import interval, registration
 from diffwindow.ops import interval_attention
 from samples.intervals import (
     BIASES,
@@ -119,9 +119,9 @@ def test_results_are_written_in_full(name, monkeypatch):
     # Memory comes filled with NaN: what a kernel forgets to write shows.
     case = CASES[name]
     expected = output_and_gradients(case, "cpu", case.dtype)
-    outputs, grads = interval.empty_output, interval.empty_rows_like
+    outputs, grads = interval.empty_output, registration.empty_rows_like
     monkeypatch.setattr(interval, "empty_output", lambda *xs: outputs(*xs).fill_(math.nan))
-    monkeypatch.setattr(interval, "empty_rows_like", lambda x: grads(x).fill_(math.nan))
+    monkeypatch.setattr(registration, "empty_rows_like", lambda x: grads(x).fill_(math.nan))
     found = output_and_gradients(case, "cpu", case.dtype)
     assert all(map(torch.equal, expected, found))
 

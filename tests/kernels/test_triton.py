@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from diffwindow import ops
-from diffwindow.kernels import operator
+from diffwindow.kernels import operator, registration
 from samples.configurations import (
     Configuration,
     call,
@@ -130,10 +130,10 @@ def test_results_are_written_in_full(additive, monkeypatch):
     # Memory comes filled with NaN: what a kernel forgets to write shows, and what it reads before it wrote.
     config = Configuration(additive=additive, mask="padding", causal=True, **SMALL)
     expected = output_and_gradients(config, "triton", torch.float32)
-    outputs, grads, empty = operator.empty_outputs, operator.empty_grads, torch.empty
+    outputs, grads, empty = operator.empty_outputs, registration.empty_grads, torch.empty
     poison = lambda xs: type(xs)(x.fill_(math.nan) for x in xs)  # noqa: E731
     monkeypatch.setattr(operator, "empty_outputs", lambda call: poison(outputs(call)))
-    monkeypatch.setattr(operator, "empty_grads", lambda call: poison(grads(call)))
+    monkeypatch.setattr(registration, "empty_grads", lambda call, **how: poison(grads(call, **how)))
     monkeypatch.setattr(torch, "empty", lambda *shape, **how: empty(*shape, **how).fill_(math.nan))
     found = output_and_gradients(config, "triton", torch.float32)
     assert all(map(torch.equal, expected, found))
@@ -265,7 +265,7 @@ def test_a_key_that_only_forward_cut_has_bounded_gradients():
     triton.forward(call, out, rows)
     # as if forward had cut the keys of the largest scores
     rows[..., 0] -= 300
-    grads = operator.empty_grads(call)
+    grads = registration.empty_grads(call)
     triton.backward(call, torch.ones_like(out), out, rows, grads, None)
     assert all(grad.isfinite().all() for grad in grads)
 

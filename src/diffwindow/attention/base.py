@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from diffwindow import functional
 from diffwindow.attention.visibility import EVERYTHING, Visibility, rotate
 from diffwindow.checks import check_bool, check_dropout, check_positive
-from diffwindow.kernels import few_rows
+from diffwindow.kernels import few_rows, stack
 from diffwindow.kernels.int8 import Int8Linear
 from diffwindow.messages import check_choice
 from diffwindow.soft_window import Maps
@@ -149,7 +149,8 @@ class StackedAttention(nn.Module):
 
         `start` is the place of its first token, which rotary positions count from.
         """
-        queries, keys = few_rows.apply(self.in_proj, x).split([self._query_width, self._key_width], dim=-1)
+        projected = few_rows.apply(self.in_proj, x)
+        queries, keys = stack.split(projected, (self._query_width, self._key_width))
         return self._rotate(queries, self._query_dims, start), self._rotate(keys, self._key_dims, start)
 
     def attend(
@@ -180,12 +181,12 @@ class StackedAttention(nn.Module):
         pairs = range(len(self._query_dims))
         return [x for x in pairs if rotary in ("pointers" if x in self.pointer_pairs else "scores", "both")]
 
-    def _rotate(self, stack: Tensor, dims: tuple[int, ...], start: int) -> Tensor:
+    def _rotate(self, stacked: Tensor, dims: tuple[int, ...], start: int) -> Tensor:
         """Turn the queries or keys of a stack by their places; values stay as they are."""
         pairs = self._pairs_to_rotate(self.rotary)
         if not pairs:
-            return stack
-        blocks = list(stack.split([self.num_heads * dim for dim in dims], dim=-1))
+            return stacked
+        blocks = list(stack.split(stacked, [self.num_heads * dim for dim in dims]))
         for pair in pairs:
             heads = blocks[pair].unflatten(-1, (self.num_heads, -1))
             blocks[pair] = rotate(heads, start=start).flatten(-2)
@@ -258,9 +259,9 @@ def check_heads(width: int, num_heads: int, *, name: str = "embed_dim") -> None:
         raise ValueError(f"{name}={width} is not divisible by num_heads={num_heads}")
 
 
-def _split_heads(stack: Tensor, dims: tuple[int, ...], num_heads: int) -> tuple[Tensor, ...]:
-    blocks = stack.split([num_heads * dim for dim in dims], dim=-1)
-    batch, length, _ = stack.shape
+def _split_heads(stacked: Tensor, dims: tuple[int, ...], num_heads: int) -> tuple[Tensor, ...]:
+    blocks = stack.split(stacked, [num_heads * dim for dim in dims])
+    batch, length, _ = stacked.shape
     # view, which takes less time than unflatten: a step of decoding splits many short stacks
     return tuple(
         block.view(batch, length, num_heads, dim).transpose(1, 2)

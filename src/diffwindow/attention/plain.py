@@ -9,9 +9,10 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from diffwindow import functional
+from diffwindow import functional, ops
 from diffwindow.attention.base import Keys, Queries, StackedAttention
 from diffwindow.attention.visibility import EVERYTHING, Visibility
+from diffwindow.kernels import build, cpu
 from diffwindow.soft_window import Maps
 
 
@@ -60,7 +61,7 @@ class ScoreBias:
 class GlobalAttention(StackedAttention):
     """Attend to every visible key: softmax(q kᵀ/√e + bias) v, where the bias is that of a kind, or none.
 
-    All run in PyTorch's fused attention.
+    All run in fused attention: PyTorch's, or on a CPU in training our own.
     """
 
     def __init__(
@@ -129,13 +130,36 @@ def plain_attention(
     dropout_p: float = 0.0,
     scale: float | None = None,
 ) -> Float[Tensor, "b h q w"]:
-    """Attend in PyTorch's fused attention to what `visibility` shows; `bias` is one more bias or mask."""
+    """Attend to what `visibility` shows; `bias` is one more bias or mask.
+
+    Training on a CPU runs in our kernels, the rest in PyTorch's fused attention.
+    """
+    if _trains_on_a_cpu(q, k, v, dropout_p) and not (bias is not None and bias.requires_grad):
+        mask, added = visibility.attn_mask, visibility.attn_bias
+        if bias is not None and bias.is_floating_point():
+            added = bias if added is None else bias + added
+        elif bias is not None:
+            mask = bias if mask is None else bias & mask
+        return ops.interval_attention(
+            q, k, v, attn_mask=mask, attn_bias=added, is_causal=visibility.is_causal, scale=scale,
+            dropout_p=dropout_p,
+        )  # fmt: skip
     # PyTorch's own causal mask is faster than an explicit one
     plain = visibility.attn_mask is None and visibility.attn_bias is None and bias is None
     mask = None if plain else _join(bias, visibility, q, k)
     return F.scaled_dot_product_attention(
         q, k, v, mask, dropout_p=dropout_p, is_causal=plain and visibility.is_causal, scale=scale
     )
+
+
+def _trains_on_a_cpu(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> bool:
+    if not q.is_cpu or cpu.is_observed() or not torch.is_grad_enabled():
+        return False
+    # without kernels, dropout has the same masks as with them
+    if dropout_p > 0:
+        return True
+    served = q.dtype in (torch.float32, torch.bfloat16) and build.ready()
+    return served and any(x.requires_grad for x in (q, k, v))
 
 
 def plain_weights(

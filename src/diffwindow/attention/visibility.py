@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from diffwindow import functional, ops
+from diffwindow import ops
 from diffwindow.checks import FLOATS, check_gates, check_tensor
 
 # A float mask hides a key with -inf or with a large negative number: -1e4 (-9,984 in bf16), -1e9, or the

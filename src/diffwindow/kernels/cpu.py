@@ -2,7 +2,7 @@
 
 import math
 import struct
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -10,7 +10,9 @@ from torch._C._functorch import peek_interpreter_stack
 from torch.autograd import forward_ad
 
 from diffwindow.kernels import build
-from diffwindow.kernels.operator import Call
+
+if TYPE_CHECKING:
+    from diffwindow.kernels.operator import Call
 
 
 def is_observed() -> bool:
@@ -82,7 +84,7 @@ def why_not() -> str | None:
     return build.why_not()
 
 
-def row_width(call: Call) -> int | torch.SymInt:
+def row_width(call: "Call") -> int | torch.SymInt:
     """Return how many floats backward needs of each query.
 
     They are statistics, for bf16 the exact output and, with a threshold, a bit per tile of 32 to 64 keys.
@@ -92,13 +94,13 @@ def row_width(call: Call) -> int | torch.SymInt:
     return _STATISTICS + output + (tiles + 31) // 32
 
 
-def forward(call: Call, out: Tensor, rows: Tensor) -> None:
+def forward(call: "Call", out: Tensor, rows: Tensor) -> None:
     """Fill `out` and `rows`."""
     run("dw_forward", _LAYOUT, [*_problem(call, out, rows), *[0] * _BACKWARD_FIELDS])
 
 
 def backward(
-    call: Call, grad: Tensor, out: Tensor, rows: Tensor, grads: list[Tensor], bias: Tensor | None
+    call: "Call", grad: Tensor, out: Tensor, rows: Tensor, grads: list[Tensor], bias: Tensor | None
 ) -> None:
     """Fill `grads`, and add the gradient of the bias to `bias`, if there is one."""
     by_name = dict(zip(call.differentiable, grads, strict=True))
@@ -136,7 +138,7 @@ def pair_fields(q: Tensor | None, k: Tensor | None, scale: float | None) -> list
     return [*strided(q), *strided(k), width, 1 / math.sqrt(max(width, 1)) if scale is None else scale]
 
 
-def _problem(call: Call, out: Tensor, rows: Tensor) -> list[int | float]:
+def _problem(call: "Call", out: Tensor, rows: Tensor) -> list[int | float]:
     """List the fields of the C++ `Problem` in order, up to those of backward."""
     origin = call.segment_origin
     fields = [

@@ -12,7 +12,6 @@ from diffwindow.kernels import build, cpu
 from diffwindow.kernels.registration import (
     Operator,
     empty_output,
-    empty_rows_like,
     expand_masks,
     with_dense_rows,
 )
@@ -28,9 +27,10 @@ _QUERY_LAYOUT = struct.Struct("=5q d 3q q 7q 7q" + "9q" * 5)
 _DONE, _NO_MEMORY = 0, 1
 # The maximum and the inverse sum of a row's softmax.
 _STATISTICS = 2
-# Heads are divided among so many sums of a table's gradient, so that several threads can add to it. The number
+# Heads are divided among so many sums of a table's gradient, so that several threads can add to it. How many
 # must not depend on the threads, on which the sum would then depend.
 _SLABS = 32
+_TABLES = ("key_table", "value_table")
 
 
 class Call(NamedTuple):
@@ -121,11 +121,6 @@ def empty_outputs(call: Call) -> tuple[Tensor, Tensor]:
     return empty_output(call.q, call.v), call.v.new_empty(*call.q.shape[:3], row_width, dtype=torch.float32)
 
 
-def empty_grads(call: Call) -> list[Tensor]:
-    """Allocate the gradients, with contiguous rows in whatever order the inputs lie in memory."""
-    return [empty_rows_like(x) for x in call.differentiable.values()]
-
-
 def _forward(call: Call) -> tuple[Tensor, Tensor]:
     out, rows = empty_outputs(call)
     # named, so that copies live until the kernel has read them
@@ -136,26 +131,21 @@ def _forward(call: Call) -> tuple[Tensor, Tensor]:
 
 
 def _backward(
-    call: Call, grad: Tensor, out: Tensor, rows: Tensor, needs_bias: bool
-) -> tuple[list[Tensor], None]:
+    call: Call, grad: Tensor, out: Tensor, rows: Tensor, grads: list[Tensor], needs_bias: bool
+) -> None:
     if needs_bias:
         raise NotImplementedError("the kernels of interval attention have no gradients of attn_bias")
-    grads = dict(zip(call.differentiable, empty_grads(call), strict=True))
-    slabs = {
-        name: torch.zeros(_SLABS, *grads[name].shape)
-        for name in ("key_table", "value_table")
-        if name in grads
-    }
+    by_name = dict(zip(call.differentiable, grads, strict=True))
+    slabs = {name: torch.zeros(_SLABS, *x.shape) for name, x in by_name.items() if name in _TABLES}
     # hooks on saved tensors may have changed the layout of what forward returned
     grad, out, rows = with_dense_rows(grad), with_dense_rows(out), rows.contiguous()
     readable = _make_addressable(call)
     fields = [*_fields(readable, out, rows), *_table_fields(readable, slabs)]
-    for x in (grad, grads["q"], grads["k"], grads["v"]):
+    for x in (grad, by_name["q"], by_name["k"], by_name["v"]):
         fields += cpu.strided(x)
     cpu.run("dw_interval_backward", _LAYOUT, fields)
     for name, parts in slabs.items():
-        grads[name].copy_(parts.sum(0))
-    return list(grads.values()), None
+        by_name[name].copy_(parts.sum(0))
 
 
 def _make_addressable(call: Call) -> Call:
@@ -164,7 +154,7 @@ def _make_addressable(call: Call) -> Call:
     Positions are int64 `[b h q]`, tables fp32 without gaps, and other tensors have dense rows.
     """
     lead = call.q.shape[:3]
-    tables = {"key_table": call.key_table, "value_table": call.value_table}
+    tables = {name: getattr(call, name) for name in _TABLES}
     bounds = {"start": call.start, "end": call.end}
     changed: dict[str, Any] = {
         **{name: with_dense_rows(x) for name, x in call.differentiable.items()},
@@ -181,17 +171,21 @@ def _fields(call: Call, out: Tensor, rows: Tensor) -> list[int | float]:
     return [
         *cpu.attention_fields(call, out, rows),
         max(1, call.q.shape[1] // max(1, call.k.shape[1])), call.sinks,
-        0 if call.origin is None else call.origin.data_ptr(),
+        _address(call.origin),
         *cpu.strided(call.start), *cpu.strided(call.end), *cpu.pair_fields(call.q, call.k, call.scale),
     ]  # fmt: skip
 
 
 def _table_fields(call: Call, slabs: dict[str, Tensor]) -> list[int]:
     """List the fields of the C++ `Tables` in order; `slabs` are the sums of their gradients, by name."""
-    tables = (call.key_table, call.value_table)
-    addresses = [0 if x is None else x.data_ptr() for x in tables]
-    sums = [slabs[name].data_ptr() if name in slabs else 0 for name in ("key_table", "value_table")]
-    return [*addresses, max(0 if x is None else len(x) for x in tables), *sums, _SLABS]
+    tables = [getattr(call, name) for name in _TABLES]
+    sums = [slabs.get(name) for name in _TABLES]
+    rows = max(0 if x is None else len(x) for x in tables)
+    return [*(_address(x) for x in tables), rows, *(_address(x) for x in sums), _SLABS]
+
+
+def _address(x: Tensor | None) -> int:
+    return 0 if x is None else x.data_ptr()
 
 
 _operator = Operator(
@@ -201,6 +195,5 @@ _operator = Operator(
     forward=_forward,
     backward=_backward,
     empty_outputs=empty_outputs,
-    empty_grads=empty_grads,
 )
 use_reference = _operator.use_reference

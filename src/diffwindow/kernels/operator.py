@@ -14,7 +14,6 @@ from diffwindow.checks import Boundaries, Options, window_threshold
 from diffwindow.kernels.registration import (
     Operator,
     empty_output,
-    empty_rows_like,
     expand_masks,
     with_dense_rows,
 )
@@ -121,11 +120,6 @@ def empty_outputs(call: Call) -> tuple[Tensor, Tensor]:
     return empty_output(call.q, call.v), call.v.new_empty(*call.q.shape[:3], row_width, dtype=torch.float32)
 
 
-def empty_grads(call: Call) -> list[Tensor]:
-    """Allocate the gradients, with contiguous rows in whatever order the inputs lie in memory."""
-    return [empty_rows_like(x) for x in call.differentiable.values()]
-
-
 def _forward(call: Call) -> tuple[Tensor, Tensor]:
     out, rows = empty_outputs(call)
     backend(call.backend).forward(_make_addressable(call), out, rows)
@@ -133,13 +127,13 @@ def _forward(call: Call) -> tuple[Tensor, Tensor]:
 
 
 def _backward(
-    call: Call, grad: Tensor, out: Tensor, rows: Tensor, needs_bias: bool
-) -> tuple[list[Tensor], Tensor | None]:
-    grads, bias = empty_grads(call), _bias_slabs(call) if needs_bias else None
+    call: Call, grad: Tensor, out: Tensor, rows: Tensor, grads: list[Tensor], needs_bias: bool
+) -> Tensor | None:
+    bias = _bias_slabs(call) if needs_bias else None
     # hooks on saved tensors may have changed the layout of what forward returned
     saved = (with_dense_rows(grad), with_dense_rows(out), rows.contiguous())
     backend(call.backend).backward(_make_addressable(call), *saved, grads, bias)
-    return grads, None if bias is None else bias.sum(0).view_as(cast(Tensor, call.attn_bias))
+    return None if bias is None else bias.sum(0).view_as(cast(Tensor, call.attn_bias))
 
 
 def _bias_slabs(call: Call) -> Tensor:
@@ -174,6 +168,5 @@ _operator = Operator(
     forward=_forward,
     backward=_backward,
     empty_outputs=empty_outputs,
-    empty_grads=empty_grads,
 )
 use_reference = _operator.use_reference

@@ -6,6 +6,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from diffwindow.kernels import cpu, stack
+
 # of the operators; hub_kernels.py gives its copy another one
 NAMESPACE = "diffwindow"
 _NAMES: dict[object, str] = {Tensor: "Tensor", Tensor | None: "Tensor?", float | None: "float?"}
@@ -26,17 +28,18 @@ class Operator:
         num_differentiable: int,
         *,
         forward: Callable[[Any], tuple[Tensor, Tensor]],
-        backward: Callable[[Any, Tensor, Tensor, Tensor, bool], tuple[list[Tensor], Tensor | None]],
+        backward: Callable[[Any, Tensor, Tensor, Tensor, list[Tensor], bool], Tensor | None],
         empty_outputs: Callable[[Any], tuple[Tensor, Tensor]],
-        empty_grads: Callable[[Any], list[Tensor]],
     ) -> None:
         """Define the operators; they exist as long as this object does.
 
-        `forward` returns the output and what backward needs of each row. `backward` takes a call, the
-        gradient, the output, the rows and whether the bias needs a gradient, and returns those of the
-        arguments and that of the bias. The other two allocate their results.
+        `forward` returns the output and what backward needs of each row, which `empty_outputs` allocates.
+        `backward` takes a call, the gradient, the output, the rows, the gradients of the arguments to fill,
+        and whether the bias needs one, which it returns.
         """
         self._call = call
+        self._forward = forward
+        self._backward = backward
         self._num_differentiable = num_differentiable
         kinds = list(call.__annotations__.values())
         self._num_tensors = next(i for i, kind in enumerate(kinds) if kind not in (Tensor, Tensor | None))
@@ -53,7 +56,9 @@ class Operator:
             grad: Tensor, out: Tensor, rows: Tensor, needs_bias: bool, *arguments: Any
         ) -> tuple[Tensor, ...]:
             given = call(*arguments)
-            return self._pad_grads(given, *backward(given, grad, out, rows, needs_bias))
+            grads = empty_grads(given)
+            bias = backward(given, grad, out, rows, grads, needs_bias)
+            return self._pad_grads(given, grads, bias)
 
         def backward_shapes(
             grad: Tensor, out: Tensor, rows: Tensor, needs_bias: bool, *arguments: Any
@@ -76,6 +81,9 @@ class Operator:
 
     def __call__(self, call: Any) -> Tensor:
         """Return the output of a call."""
+        if call.q.is_cpu and not cpu.is_observed():
+            direct: Tensor = _Direct.apply(*call, self)
+            return direct
         operator = getattr(getattr(torch.ops, NAMESPACE), self._name.partition("::")[2])
         out: Tensor
         out, _ = operator(*call)
@@ -111,6 +119,25 @@ class Operator:
         # a copy, since an operator must not return its own argument
         last = call.q.new_empty(0) if bias is None else bias.to(call.attn_bias.dtype, copy=True)
         return (*grads, *padding, last)
+
+    def run_directly(self, ctx: Any, arguments: tuple[Any, ...]) -> Tensor:
+        """Return the output, and keep in `ctx` what backward needs."""
+        out, rows = self._forward(self._call(*arguments))
+        self._keep(ctx, arguments, (out, rows))
+        return out
+
+    def differentiate_directly(self, ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients; those of tensors that lie side by side in a stack do so too."""
+        if torch.is_grad_enabled():
+            # someone wants second derivatives, which the operator has
+            return self._differentiate(ctx, grad, None)
+        out, rows, *tensors = ctx.saved_tensors
+        call = self._call(*tensors, *ctx.rest)
+        needs_bias: bool = ctx.needs_input_grad[self._call._fields.index("attn_bias")]
+        grads = empty_grads(call, stacked=True)
+        bias = self._backward(call, grad, out, rows, grads, needs_bias)
+        last = None if bias is None else bias.to(call.attn_bias.dtype)
+        return self._by_argument(call, [*grads, last], needs_bias=needs_bias)
 
     def _keep(self, ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         ctx.save_for_backward(*output, *inputs[: self._num_tensors])
@@ -164,6 +191,20 @@ class Operator:
         return (second[0], None, None, None, *by_argument)
 
 
+class _Direct(torch.autograd.Function):
+    """A call without the dispatcher, where nothing wants to see operators."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> Tensor:
+        *inputs, ctx.operator = arguments
+        out: Tensor = ctx.operator.run_directly(ctx, tuple(inputs))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return *ctx.operator.differentiate_directly(ctx, grad), None
+
+
 def _require_grad(x: Tensor) -> Tensor:
     # a view is a node of its own: the output's gradient may itself depend on the inputs
     return x.view_as(x) if x.requires_grad else x.detach().requires_grad_()
@@ -176,6 +217,18 @@ def empty_output(q: Tensor, v: Tensor) -> Tensor:
     # not a transposed view, which autograd forbids to change in place
     strides = (queries * heads * width, width, heads * width, 1)
     return v.new_empty_strided((batch, heads, queries, width), strides)
+
+
+def empty_grads(call: Any, *, stacked: bool = False) -> list[Tensor]:
+    """Allocate the gradients of a call, with contiguous rows in whatever order the inputs lie in memory.
+
+    If `stacked`, those of heads that lie side by side in the rows of a stack lie side by side too. The layout
+    then depends on more than shapes and strides, so that a compiled graph could not know it.
+    """
+    given = list(call.differentiable.values())
+    heads = stack.empty_heads_like([x for x in given if x.dim() == 4]) if stacked else []
+    known = [*heads, *[None] * (len(given) - len(heads))]
+    return [empty_rows_like(x) if grad is None else grad for x, grad in zip(given, known, strict=True)]
 
 
 def empty_rows_like(x: Tensor) -> Tensor:
