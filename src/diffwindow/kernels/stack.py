@@ -16,7 +16,7 @@ from diffwindow.kernels import cpu
 def split(stack: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
     """Return what `stack.split(sizes, dim=-1)` does."""
     if not (stack.requires_grad and torch.is_grad_enabled() and stack.is_cpu) or cpu.is_observed():
-        return stack.split(list(sizes), dim=-1)
+        return torch.split(stack, list(sizes), dim=-1)
     parts: tuple[Tensor, ...] = _Split.apply(stack, *sizes)
     return parts
 
@@ -25,7 +25,7 @@ class _Split(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, stack: Tensor, *sizes: int) -> tuple[Tensor, ...]:
         ctx.num_sizes = len(sizes)
-        return stack.split(sizes, dim=-1)
+        return torch.split(stack, list(sizes), dim=-1)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
