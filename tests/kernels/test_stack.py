@@ -60,6 +60,14 @@ def test_stacks_without_rows_and_with_one(shape):
     assert torch.equal(*results)
 
 
+def test_gradients_of_many_outputs_at_once():
+    x, sizes = torch.randn(2, 5, sum(WIDTHS), requires_grad=True), WIDTHS
+    outs = [interval_attention(*heads_of(split(x, sizes))) for split in (stack.split, torch_split)]
+    grads = torch.randn(3, *outs[0].shape)
+    found = [torch.autograd.grad(out, x, grads, is_grads_batched=True)[0] for out in outs]
+    assert_close(*found)
+
+
 def test_second_derivatives():
     x = torch.randn(2, 5, sum(WIDTHS), requires_grad=True)
     results = []

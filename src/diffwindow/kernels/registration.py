@@ -128,8 +128,8 @@ class Operator:
 
     def differentiate_directly(self, ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients; those of tensors that lie side by side in a stack do so too."""
-        if torch.is_grad_enabled():
-            # someone wants second derivatives, which the operator has
+        if torch.is_grad_enabled() or cpu.is_observed():
+            # someone wants second derivatives, or many gradients at once, which the operator has
             return self._differentiate(ctx, grad, None)
         out, rows, *tensors = ctx.saved_tensors
         call = self._call(*tensors, *ctx.rest)
