@@ -101,6 +101,16 @@ def test_second_derivatives(relu):
     torch.testing.assert_close(*second)
 
 
+def test_gradients_of_many_outputs_at_once():
+    leaves = example(200, 32, 48)
+    out = dense.linear(*leaves, relu=True)
+    grads = torch.randn(3, *out.shape)
+    together = torch.autograd.grad(out, leaves, grads, is_grads_batched=True, retain_graph=True)
+    one_by_one = [torch.autograd.grad(out, leaves, grad, retain_graph=True) for grad in grads]
+    for found, expected in zip(together, zip(*one_by_one, strict=True), strict=True):
+        torch.testing.assert_close(found, torch.stack(expected))
+
+
 def few_rows_in_torch(leaves, relu):
     out = F.linear(*leaves)
     return out.relu() if relu else out

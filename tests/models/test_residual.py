@@ -189,6 +189,15 @@ def test_second_derivatives():
     torch.testing.assert_close(*second)
 
 
+def test_gradients_of_many_outputs_at_once():
+    x, branch, norm = example(3, 6)
+    for out in (joined(x, branch, norm, 0.3), residual.dropout(branch, 0.3, training=True)):
+        grads = torch.randn(2, *out.shape)
+        (together,) = torch.autograd.grad(out, branch, grads, is_grads_batched=True, retain_graph=True)
+        one_by_one = [torch.autograd.grad(out, branch, grad, retain_graph=True)[0] for grad in grads]
+        torch.testing.assert_close(together, torch.stack(one_by_one))
+
+
 def in_torch(x, branch, norm, rate):
     torch.manual_seed(3)
     return functional.join_residual(x, branch, norm.weight, norm.bias, eps=norm.eps, dropout_p=rate)

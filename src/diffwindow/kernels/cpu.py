@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch._C._functorch import peek_interpreter_stack
+from torch._C._functorch import is_legacy_batchedtensor, peek_interpreter_stack
 from torch.autograd import forward_ad
 
 from diffwindow.kernels import build
@@ -24,6 +24,14 @@ def is_observed() -> bool:
         or peek_interpreter_stack() is not None
         or forward_ad._current_level >= 0
     )
+
+
+def needs_torch(grad: Tensor) -> bool:
+    """Tell whether backward must be made of operations of torch.
+
+    That is for second derivatives, and for many gradients at once, as `is_grads_batched=True` asks for.
+    """
+    return torch.is_grad_enabled() or is_legacy_batchedtensor(grad)
 
 
 def holds_floats(x: Tensor) -> bool:

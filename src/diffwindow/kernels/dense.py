@@ -53,10 +53,9 @@ class _Dense(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, bias, y = ctx.saved_tensors
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        if torch.is_grad_enabled():
-            # someone wants second derivatives: torch has them
+        if cpu.needs_torch(grad):
             grad = grad if y is None else grad * (y > 0)
-            rows = grad.flatten(0, -2)
+            rows = grad.reshape(-1, grad.shape[-1])
             return grad @ weight, rows.mT @ x.flatten(0, -2), rows.sum(0) if needs_bias else None, None
         # hooks on saved tensors may have changed the layout of what forward saved
         x, weight = x.contiguous(), weight.contiguous()

@@ -128,8 +128,7 @@ class Operator:
 
     def differentiate_directly(self, ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients; those of tensors that lie side by side in a stack do so too."""
-        if torch.is_grad_enabled() or cpu.is_observed():
-            # someone wants second derivatives, or many gradients at once, which the operator has
+        if cpu.needs_torch(grad):
             return self._differentiate(ctx, grad, None)
         out, rows, *tensors = ctx.saved_tensors
         call = self._call(*tensors, *ctx.rest)

@@ -29,7 +29,7 @@ class _Split(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        joined = None if torch.is_grad_enabled() or cpu.is_observed() else _join_in_place(grads)
+        joined = None if any(map(cpu.needs_torch, grads)) else _join_in_place(grads)
         return torch.cat(grads, -1) if joined is None else joined, *[None] * ctx.num_sizes
 
 

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from diffwindow import functional
-from diffwindow.kernels import few_rows
+from diffwindow.kernels import cpu, few_rows
 from diffwindow.kernels import residual as kernel
 
 
@@ -62,6 +62,8 @@ class _Dropout(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        if cpu.needs_torch(grad):
+            return functional.dropout(grad, ctx.rate, ctx.seed), None, None
         return _Dropout.apply(grad, ctx.rate, ctx.seed), None, None
 
 
@@ -89,14 +91,17 @@ class _Join(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         *inputs, rows = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            # a view is a node of its own: the gradient may itself depend on the inputs
-            inputs = [
-                each.view_as(each) if each.requires_grad else each.detach().requires_grad_()
-                for each in inputs
-            ]
-            out = functional.join_residual(*inputs, eps=ctx.eps, dropout_p=ctx.rate, seed=ctx.seed)
-            return *torch.autograd.grad(out, inputs, grad, create_graph=True), None, None, None
+        if cpu.needs_torch(grad):
+            create_graph = torch.is_grad_enabled()
+            with torch.enable_grad():
+                # a view is a node of its own: the gradient may itself depend on the inputs
+                inputs = [
+                    each.view_as(each) if each.requires_grad else each.detach().requires_grad_()
+                    for each in inputs
+                ]
+                out = functional.join_residual(*inputs, eps=ctx.eps, dropout_p=ctx.rate, seed=ctx.seed)
+            grads = torch.autograd.grad(out, inputs, grad, create_graph=create_graph)
+            return *grads, None, None, None
         x, branch, weight, bias = inputs
         norm, dropped = kernel.Norm(weight, bias, ctx.eps), kernel.Dropout(ctx.rate, int(ctx.seed))
         return *kernel.join_backward(grad, x, branch, rows, norm, dropped), None, None, None
