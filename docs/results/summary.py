@@ -42,8 +42,6 @@ LONG = "agreement, real text, 10,000 updates"
 SHORT = "agreement, real text, 1,000 updates"
 GENERATED = "agreement, generated"
 LANGUAGE = "language model, perplexity"
-PHRASES = "Enc(AW,Phr)"
-PLACEBOS = [f"{PHRASES}+phrase_placebo={placebo}" for placebo in ("shuffled", "random")]
 TEST_SETS = {"test 2016": "en-de", "test 2017": "en-de-test2017", "MSCOCO": "en-de-mscoco"}
 CLAIMS = [
     Claim(LONG, "table5-paper", "sva-subset", CLASSIFIERS),
@@ -58,9 +56,8 @@ CLAIMS = [
     Claim("generated, one layer", "circumstances-mini", "agreement-10-shallow", ["Enc(AW)"]),
     Claim("generated, four layers", "circumstances-mini", "agreement-10-deep", ["Enc(AW)"]),
     *(
-        Claim(task, "phrases-mini", column, [PHRASES], base)
-        for task, column in (("phrases, generated", "agreement-trees"), ("phrases, SST-2", "sst-trees"))
-        for base in (*PLACEBOS, "Enc(AW)")
+        Claim("phrases, generated", "phrases-mini", "agreement-trees", ["Enc(AW,Phr)"], base)
+        for base in ("Enc(AW,Phr)+phrase_placebo=shuffled", "Enc(AW,Phr)+phrase_placebo=random", "Enc(AW)")
     ),
     Claim("SST-2", "table5-paper", "sst", CLASSIFIERS),
     Claim("SST-2", "sentiment-positions-paper", "sst", [f"Global{ROTARY}"]),
