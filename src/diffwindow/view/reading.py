@@ -23,6 +23,8 @@ WINDOW, SPACE, BELOW = 0.9, 0.1, 0.5
 # attention from which its percentage is written below a word
 WRITTEN = 0.05
 COLOURS, GREEN = "Purples", "#00785f"
+# attention from which white letters are easier to read than black ones
+DARK = 0.65
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,7 @@ def _draw_words(
                 (starts[place], 0), ends[place] - starts[place], 1, facecolor=colours(float(share)), **frame
             )
         )
-        colour = "white" if share > 0.5 else "black"
+        colour = "white" if share > DARK else "black"
         style: Any = {"ha": "center", "va": "center", "color": colour, "parse_math": False}
         axes.text(middles[place], 0.5, name, fontsize=10, **style)
         if share >= WRITTEN:
