@@ -1,9 +1,12 @@
 """Plain attention in training on a CPU, which runs in our kernels, against PyTorch's."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch.testing import assert_close
+from torch.utils.checkpoint import checkpoint
 
 from diffwindow import functional
 from diffwindow.attention.plain import plain_attention
@@ -49,6 +52,19 @@ def test_dropout_is_the_same_with_and_without_kernels(kernels, monkeypatch):
     expected = functional.attend(functional.dropout(weights, 0.4), v)
     assert_close(out, expected)
     assert_close(torch.autograd.grad(out.sum(), q), torch.autograd.grad(expected.sum(), q))
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_checkpointing_repeats_the_dropout(use_reentrant):
+    def attend(q, k, v):
+        return plain_attention(q, k, v, Visibility(is_causal=True), dropout_p=0.4)
+
+    results = []
+    for run in (attend, partial(checkpoint, attend, use_reentrant=use_reentrant)):
+        inputs = leaves()
+        run(*inputs).square().sum().backward()
+        results.append([x.grad for x in inputs])
+    assert_close(*results)
 
 
 def test_second_derivatives():

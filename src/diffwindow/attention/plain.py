@@ -134,7 +134,7 @@ def plain_attention(
 
     Training on a CPU runs in our kernels, the rest in PyTorch's fused attention.
     """
-    if _trains_on_a_cpu(q, k, v, dropout_p) and not (bias is not None and bias.requires_grad):
+    if _trains_on_a_cpu(q, k, v, dropout_p) and (dropout_p > 0 or bias is None or not bias.requires_grad):
         mask, added = visibility.attn_mask, visibility.attn_bias
         if bias is not None and bias.is_floating_point():
             added = bias if added is None else bias + added
@@ -153,11 +153,13 @@ def plain_attention(
 
 
 def _trains_on_a_cpu(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> bool:
-    if not q.is_cpu or cpu.is_observed() or not torch.is_grad_enabled():
+    if not q.is_cpu:
         return False
-    # without kernels, dropout has the same masks as with them
+    # whatever runs has the same masks: checkpointing computes a pass without gradients, then with them
     if dropout_p > 0:
         return True
+    if cpu.is_observed() or not torch.is_grad_enabled():
+        return False
     served = q.dtype in (torch.float32, torch.bfloat16) and build.ready()
     return served and any(x.requires_grad for x in (q, k, v))
 
