@@ -144,6 +144,20 @@ def plain_attention(
             q, k, v, attn_mask=mask, attn_bias=added, is_causal=visibility.is_causal, scale=scale,
             dropout_p=dropout_p,
         )  # fmt: skip
+    return torch_attention(q, k, v, visibility, bias, dropout_p=dropout_p, scale=scale)
+
+
+def torch_attention(
+    q: Float[Tensor, "b h q e"],
+    k: Float[Tensor, "b h k e"],
+    v: Float[Tensor, "b h k w"],
+    visibility: Visibility,
+    bias: Tensor | None = None,
+    *,
+    dropout_p: float = 0.0,
+    scale: float | None = None,
+) -> Float[Tensor, "b h q w"]:
+    """Attend as `plain_attention`, in PyTorch's fused attention, with the bits of models that use it."""
     # PyTorch's own causal mask is faster than an explicit one
     plain = visibility.attn_mask is None and visibility.attn_bias is None and bias is None
     mask = None if plain else _join(bias, visibility, q, k)
