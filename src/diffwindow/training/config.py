@@ -162,7 +162,7 @@ class TrainConfig(Section):
     average_last: Count = 5
     """How many checkpoints `average` averages."""
 
-    timeout_seconds: Positive = 120.0
+    timeout_seconds: Annotated[float, Field(ge=1.0, le=86400.0)] = 120.0
     """Longest silence of another process before it counts as lost."""
     on_bad_loss: Literal["stop", "skip"] = "stop"
     """What happens when the loss is NaN, infinite or above `max_loss`."""

@@ -11,12 +11,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, TCPStore, rendezvous  # type: ignore[attr-defined]
 
 from diffwindow.training.failures import (
     LostProcessError,
@@ -198,16 +198,28 @@ def connected(device: str, timeout_seconds: float = TIMEOUT_SECONDS) -> Iterator
     before = open_sockets()
     # a collective waits for the slowest process; if that is lost, the watch says so first
     timeout = timedelta(seconds=timeout_seconds + MARGIN_SECONDS)
-    dist.init_process_group("nccl" if on_gpu else "gloo", timeout=timeout)
-    meeting = dist.new_group(backend="gloo", timeout=MEETING)
-    connections = open_sockets() - before
+    with _explaining_start(size):
+        store, _, _ = next(rendezvous("env://", rank, size, timeout=timeout))
+        start = name_start(store, rank, size, timeout.total_seconds())
+        dist.init_process_group(
+            "nccl" if on_gpu else "gloo",
+            store=PrefixStore(start, store),
+            rank=rank,
+            world_size=size,
+            timeout=timeout,
+        )
+        meeting = dist.new_group(backend="gloo", timeout=MEETING)
+        connections = open_sockets() - before
+        # a connection of its own, which stays when the others are cut
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        beats: Store = PrefixStore(f"watch/{start}", TCPStore(host, port, timeout=timeout))
 
     def cut() -> bool:
         shut_down(connections)
         # NCCL has connections of its own
         return not on_gpu
 
-    watch = Watch(_open_store(meeting, timeout), rank, size, timeout_seconds, cut)
+    watch = Watch(beats, rank, size, timeout_seconds, cut)
     left = ""
     try:
         yield World(rank, size, place, watch, meeting)
@@ -222,10 +234,42 @@ def connected(device: str, timeout_seconds: float = TIMEOUT_SECONDS) -> Iterator
         dist.destroy_process_group()
 
 
-def _open_store(meeting: dist.ProcessGroup, timeout: timedelta) -> Store:
-    """Connect to the store of the rendezvous, under a prefix that no earlier start of the run used."""
-    prefix = [secrets.token_hex(8)]
-    dist.broadcast_object_list(prefix, 0, group=meeting)
-    place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store: Store = PrefixStore(f"watch/{prefix[0]}", TCPStore(*place, timeout=timeout))
-    return store
+@contextmanager
+def _explaining_start(size: int) -> Iterator[None]:
+    """Raise LostProcessError, which says where, if the processes do not meet inside the context."""
+    try:
+        yield
+    except RuntimeError as error:
+        place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        raise LostProcessError(
+            f"the {size} processes do not meet at {place}: {first_sentence(str(error))}; start all of them, "
+            "and let `diffwindow doctor --rendezvous HOST:PORT` check each machine"
+        ) from error
+
+
+def name_start(store: Any, rank: int, size: int, seconds: float) -> str:
+    """Return a name for this start of the processes, which rank 0 chooses.
+
+    The store of torchrun outlives a restart, with the addresses of processes that are gone. So each process
+    asks under a name that is its own, and keys of this start have the name that it is answered.
+    """
+    own, end = secrets.token_hex(8), time.monotonic() + seconds
+    missing = set(range(1, size)) if rank == 0 else {0}
+    if rank:
+        store.set(f"asking/{rank}", own)
+    while missing:
+        if time.monotonic() > end:
+            numbers = ", ".join(map(str, sorted(missing)))
+            raise RuntimeError(f"process {numbers} of {size} has not come within {seconds:.0f} s")
+        if rank and store.check([f"answer/{own}"]):
+            start = str(store.get(f"answer/{own}").decode())
+            store.set(f"{start}/{rank}", "here")
+            return start
+        for other in sorted(missing) if rank == 0 else ():
+            if store.check([f"{own}/{other}"]):
+                missing.remove(other)
+            elif store.check([f"asking/{other}"]):
+                # perhaps to a process of an earlier start, which does not read it
+                store.set(f"answer/{store.get(f'asking/{other}').decode()}", own)
+        time.sleep(0.02)
+    return own

@@ -13,6 +13,7 @@ from types import FrameType
 
 import numpy as np
 import torch
+from torch.distributed import is_torchelastic_launched
 
 _STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO)
 
@@ -97,7 +98,10 @@ class StopNowError(Exception):
 
 
 class StopRequest:
-    """The signal that asked the run to stop, or 0; a second signal raises KeyboardInterrupt."""
+    """The signal that asked the run to stop, or 0; a second signal raises KeyboardInterrupt.
+
+    Not under torchrun, which passes on a signal that Slurm has sent to all processes already.
+    """
 
     def __init__(self) -> None:
         self.signal = 0
@@ -107,7 +111,7 @@ class StopRequest:
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal."""
-        if self.signal and not self._relayed:
+        if self.signal and not self._relayed and not is_torchelastic_launched():
             raise KeyboardInterrupt
         self._relayed = self._relayed and not self.signal
         self.signal = number

@@ -6,6 +6,7 @@ import errno
 import ipaddress
 import os
 import queue
+import re
 import socket
 import struct
 import threading
@@ -61,18 +62,22 @@ def check_rendezvous(endpoint: str) -> Meeting:
     Raise a ValueError of one sentence if processes could not meet there.
     """
     host, _, port_text = endpoint.rpartition(":")
-    if not host or not port_text.isdecimal() or not 0 < int(port_text) < 2**16:
+    if not host or not re.fullmatch("[0-9]{1,5}", port_text) or not 0 < int(port_text) < 2**16:
         raise ValueError(f"--rendezvous {endpoint}: give HOST:PORT, such as node1:29500")
     port, address = int(port_text), _resolve(host)
     if not address:
         raise ValueError(f"{host} is not known to this machine; give its address, or add it to /etc/hosts")
     own_name = socket.gethostname()
     own_address = _resolve(own_name)
-    loopback = ipaddress.ip_address(address).is_loopback
+    kind = ipaddress.IPv4Address(address)
+    if kind.is_unspecified or kind.is_multicast or kind.is_reserved:
+        raise ValueError(f"{host} is no machine's address; give that of the first machine")
+    loopback = kind.is_loopback
     # the own name may mean loopback here and something else elsewhere
     if loopback and host != own_name:
         raise ValueError(f"{host} is {address} here, which no other machine reaches; give its address")
-    hosts = loopback or _is_own(address)
+    # the way to an own address begins there
+    hosts = loopback or _outgoing(address) == address
     state = _own_port(port) if hosts else _reach(host, address, port)
     own = _outgoing() if loopback else address if hosts else _outgoing(address)
     if not own:
@@ -87,7 +92,8 @@ def _resolve(name: str) -> str:
     def ask() -> None:
         try:
             answers.put(socket.gethostbyname(name))
-        except OSError:
+        # a label of a name that is empty or too long is a UnicodeError
+        except (OSError, UnicodeError):
             answers.put("")
 
     threading.Thread(target=ask, daemon=True).start()
@@ -95,16 +101,6 @@ def _resolve(name: str) -> str:
         return answers.get(timeout=NAME_SECONDS)
     except queue.Empty:
         return ""
-
-
-def _is_own(address: str) -> bool:
-    """Return whether an address is one of this machine's."""
-    with socket.socket() as probe:
-        try:
-            probe.bind((address, 0))
-        except OSError:
-            return False
-    return True
 
 
 def _own_port(port: int) -> str:

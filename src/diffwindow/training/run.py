@@ -67,6 +67,8 @@ FREE = (
         "data.path",
     ),
 )
+# keys that may differ from machine to machine
+LOCAL = ("data.path", "start", "train.device")
 PACKAGES = ("torch", "numpy", "tokenizers", "safetensors", "sacrebleu", "pydantic")
 
 
@@ -131,7 +133,7 @@ class Run:
         if store.task != self.config.task.kind:
             raise ValueError(f"{path} is for {store.task}, but {self.folder} is for {self.config.task.kind}")
         if data is None and _has_begun(self.folder):
-            self._check_origin(store)
+            self.check_origin(store)
         return store
 
     def prepare_store(self, *, progress: Progress = SILENT) -> None:
@@ -164,7 +166,8 @@ class Run:
         if not (path.exists() and _has_begun(self.folder)):
             write_json(path, {"corpus": _identity(store), "command": sys.argv, **versions()})
 
-    def _check_origin(self, store: Store) -> None:
+    def check_origin(self, store: Store) -> None:
+        """Raise if a corpus is not the one that the run recorded."""
         path = self.folder / ORIGIN
         if not path.exists():
             return
@@ -253,6 +256,9 @@ def train(
         ExitStack() as stack,
     ):
         progress = progress or stack.enter_context(show_progress()) if world.main else SILENT
+        first = world.broadcast(config)
+        with world.together():
+            check_same(first, config)
         with world.together():
             # mistakes are told before a long preparation, not after it
             if config.train.wandb is not None:
@@ -273,6 +279,8 @@ def train(
         with world.together():
             run = Run(folder, config)
             store = run.open_store()
+            # that of rank 0, which recorded it
+            run.check_origin(store)
             _make_deterministic(config, world)
             task = run.task(store)
             # a checkpoint would replace the weights of the start
@@ -289,6 +297,16 @@ def train(
             raise
         _draw_curves(folder, world, progress)
         return model
+
+
+def check_same(first: Config, config: Config) -> None:
+    """Raise if this process trains otherwise than the first one; corpora are compared by their hashes."""
+    for name, (expected, value) in differences(first, config).items():
+        if name not in LOCAL:
+            raise ValueError(
+                f"{name}={value!r}, but the first process has {expected!r}; start all processes with the "
+                "same command"
+            )
 
 
 @contextmanager

@@ -205,7 +205,8 @@ class Updater(Generic[B]):
         )
         self._parallel: DistributedDataParallel | None = None
         if world.size > 1:
-            module = self._parallel = DistributedDataParallel(module, gradient_as_bucket_view=True)
+            with world.bounded():
+                module = self._parallel = DistributedDataParallel(module, gradient_as_bucket_view=True)
         self._objective = torch.compile(module, dynamic=True) if config.compile else module
         self._exact = torch.float32 if device_type == "mps" else torch.float64
         # checking each loss is free on a CPU; on a GPU it would wait for the queued work
