@@ -112,17 +112,20 @@ def remove_windows(model: M) -> M:
 
 
 def check_undistributed(model: nn.Module) -> None:
-    """Raise if several processes train a model already, by DDP, `fully_shard` or tensor parallelism."""
+    """Raise if several processes train a model already, by DDP, FSDP of either kind or tensor parallelism."""
     if any(isinstance(module, DistributedDataParallel) for module in model.modules()):
         raise ValueError(
             "the model is in DistributedDataParallel; add or remove windows first, and call "
             "DistributedDataParallel or accelerate's prepare after that"
         )
-    # without this module nothing is sharded, and its import takes long
-    tensor = sys.modules.get("torch.distributed.tensor")
-    if tensor and any(isinstance(parameter, tensor.DTensor) for parameter in model.parameters()):
+    # without these modules nothing is sharded, and their import takes long
+    tensor, fsdp = (sys.modules.get(f"torch.distributed.{name}") for name in ("tensor", "fsdp"))
+    if (tensor and any(isinstance(parameter, tensor.DTensor) for parameter in model.parameters())) or (
+        fsdp and any(isinstance(module, fsdp.FullyShardedDataParallel) for module in model.modules())
+    ):
         raise ValueError(
-            f"{type(model).__name__} is sharded; add or remove windows first, and call fully_shard after that"
+            f"{type(model).__name__} is sharded; add or remove windows first, and shard it after that, with "
+            "fully_shard or accelerate's prepare"
         )
 
 
