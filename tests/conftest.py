@@ -48,6 +48,11 @@ hypothesis.settings.register_profile("thorough", max_examples=1000, deadline=Non
 hypothesis.settings.load_profile("default")
 
 
+def pytest_xdist_auto_num_workers():
+    """Let `-n auto` start one worker more than there are cores: many tests wait for other processes."""
+    return (os.cpu_count() or 1) + 1
+
+
 @pytest.fixture
 def unchecked():
     """Switch the run-time type checks off, to see what a user with a wrong argument sees."""

@@ -58,6 +58,6 @@ def folder(tmp_path):
         yield Path(name)
 
 
-@pytest.mark.parametrize("kills", [20, pytest.param(100, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
+@pytest.mark.parametrize("kills", [8, pytest.param(100, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
 def test_kills(folder, kills):
     kill_and_go_on(folder, kills)
