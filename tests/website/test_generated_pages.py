@@ -7,7 +7,7 @@ import pytest
 
 from diffwindow.notation import KINDS, OPTIONS
 from diffwindow.training.config import TrainConfig
-from website import generate
+from website import generate, laboratory
 
 REFERENCE = Path(generate.__file__).parents[1] / "docs/reference"
 
@@ -16,6 +16,10 @@ def test_the_committed_pages_are_those_of_the_code():
     for name, text in generate.reference_pages().items():
         committed = (REFERENCE / name).read_text(encoding="utf-8")
         assert committed == text, f"{name} is older than the code: python -m website.generate"
+
+
+def test_the_laboratory_shows_what_was_measured():
+    assert laboratory.PAGE.read_text(encoding="utf-8") == laboratory.page()
 
 
 def test_every_setting_has_a_row_with_its_default():
