@@ -56,7 +56,7 @@ PARTS = {
 # The cells in which the rest is measured.
 PROBED = ["full", *MAIN[:3]]
 # BLiMP: the pairs of each paradigm, and the tokens of other text that stand before each sentence
-PAIRS = 5
+PAIRS = 20
 BLIMP = {"blimp": 0, "blimp-512": 512}
 # contexts of the recall probe: how many, their length, how far back the facts may be, facts of each
 RECALL = {"recall-1024": (20, 1024, 200, 900, 1), "recall-8192": (1, 8192, 4000, 7900, 10)}
