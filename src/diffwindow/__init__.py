@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from diffwindow.view.capture import capture
     from diffwindow.view.trace import AttentionTrace
 
-__version__ = "0.3.0.dev0"
+__version__ = "0.3.0"
 
 # Imported on first use, so that `import diffwindow` and the command line's help do not load PyTorch.
 _HOMES = {
