@@ -109,6 +109,7 @@ except ModuleNotFoundError as error:
     )
 
 
+@pytest.mark.slow
 def test_the_package_imports_where_unix_modules_do_not_exist():
     code = """
 import filelock, sacrebleu, tensorboard, tokenizers, torch, typer

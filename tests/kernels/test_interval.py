@@ -330,6 +330,7 @@ for queries, keys in ((6, 9), (7, 7), (1, 12)):
 """
 
 
+@pytest.mark.slow
 def test_compiled_in_one_graph():
     done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
