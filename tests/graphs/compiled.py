@@ -35,6 +35,8 @@ def inputs(attention: WindowAttention, length: int) -> tuple[torch.Tensor, dict[
 
 def check_compile(attention: WindowAttention, backend: str) -> None:
     """Compare output and gradients of one graph, without a break, with those of eager."""
+    # all cases share one forward, and dynamo compiles a function only so many times
+    torch.compiler.reset()
     compiled = torch.compile(attention, fullgraph=True, backend=backend)
     results = []
     x, options = inputs(attention, 7)
