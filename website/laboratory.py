@@ -315,10 +315,10 @@ One small task that rewards a window, because the grammar has one: the order of 
 their order on [real text](../results/when-windows-help.md). The costs are those of this library's
 implementations: windows by token and by segment, plain attention and relative positions have CPU
 kernels, and the rest is written in PyTorch. Three seeds are few: those of one kind may be ten points
-apart, so read the intervals; [the demo](../results/demo.md) has twenty seeds of three kinds. Forgetting and
-stick-breaking attention were made for long causal texts, the Gaussian for cross-attention, adaptive
-spans for thousands of tokens: ten words show what they do, not what they are for. `Band` and
-`Bell`, which prefer near words by a fixed and by a learned distance, are in
+apart, so read the intervals; [the demo](../results/demo.md) has twenty seeds of three kinds.
+Forgetting and stick-breaking attention were made for long causal texts, the Gaussian for
+cross-attention, adaptive spans for thousands of tokens: ten words show what they do, not what they
+are for. `Band` and `Bell`, which prefer near words by a fixed and by a learned distance, are in
 [Models](../reference/models.md#attentions).
 """
 
