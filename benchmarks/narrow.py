@@ -1,8 +1,8 @@
 """Time updates of a language model of bytes whose attention is narrow, against the plain model, in turns.
 
 Each query of the band reads the last WIDTH keys, with the kernels of intervals: the most that any local
-attention could save. The windows (normalised, narrow pointers, four sinks) are WIDTH keys wide on average: their
-pointers are held near the query by a bias that grows with the place of the key.
+attention could save. The windows (normalised, narrow pointers, four sinks) are WIDTH keys wide on average;
+a bias that grows with the place of the key holds their pointers near the query.
 
     python benchmarks/narrow.py [--length 2048] [--width 32] [--tolerance 0.01] [--rounds 8] [--threads 1]
 """
