@@ -217,7 +217,7 @@ def test_the_numbers_of_a_text_as_arrays_and_as_json(run, tmp_path):
     for words, sentence in (
         (("--npz", "maps.json"), "maps.json does not end in .npz"),
         (("--json", "--checkpoints"), "--checkpoints adds to the page, which is not asked for; add --out"),
-        (("--json", "--against", "plain"), "have the numbers of one run; leave --against out"),
+        (("--json", "--against", "plain"), "are of one run; leave --against out"),
     ):
         code, out, err = run("run", "the old keys", *words)
         assert (code, out) == (2, "")

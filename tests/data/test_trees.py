@@ -12,8 +12,8 @@ from diffwindow.data.trees import (
     baseline_trees,
     distances_of,
     phrase_ends,
+    phrases_of,
     read_trees,
-    spans_of,
     tree_f1,
     tree_of,
     without_punctuation,
@@ -99,15 +99,22 @@ def test_trees_are_split_at_their_largest_distances():
             tree = tree_of(words, distances).replace("(", "(S ")
             same, heights = distances_of(tree)
             assert same == words
-            assert spans_of(heights[:-1]) == spans_of(distances)
+            assert phrases_of(heights[:-1]) == phrases_of(distances)
             assert tree_f1(heights[:-1], distances) == 1.0
+
+
+def test_a_tree_may_be_deep_and_have_words_with_brackets():
+    words = ["(sic)", *map(str, range(1500))]
+    tree = tree_of(words, range(1500, 0, -1))
+    assert tree.startswith("(-LRB-sic-RRB- (0 (1 ")
+    assert tree.endswith("1499" + ")" * 1500)
 
 
 def test_f1_of_trees_by_hand():
     words, heights = distances_of("(S (NP -LRB- the man -RRB-) (VP saw (NP 5 %)) .)")
     gold = without_punctuation(words, heights[:-1])
     # (the man) (saw (5 %))
-    assert sorted(spans_of(gold)) == [(0, 1), (2, 4), (3, 4)]
+    assert sorted(phrases_of(gold)) == [(0, 1), (0, 4), (2, 4), (3, 4)]
     trees = baseline_trees(4, np.random.default_rng(0))
     # the (man (saw (5 %))): two of three
     assert tree_f1(gold, trees["right-branching"]) == pytest.approx(2 / 3)

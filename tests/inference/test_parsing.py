@@ -5,8 +5,10 @@ import torch
 
 import diffwindow
 from diffwindow.cli import parse as command
+from diffwindow.cli.view import view
 from diffwindow.data.tokenizer import Tokenizer
-from diffwindow.inference.parsing import score_trees, word_distances
+from diffwindow.inference.attention import Example
+from diffwindow.inference.parsing import draw_tree, score_trees, word_distances
 from samples.model_folders import SENTENCES, save_model
 
 
@@ -45,6 +47,10 @@ def test_the_command_prints_a_tree_or_how_it_agrees_with_others(tmp_path, capsys
     model = save_model(tmp_path / "model", "parser")
     command.parse(model, "my lamp fell", device="cpu")
     assert capsys.readouterr().out.count("(") == 2
+    picture = tmp_path / "tree.svg"
+    view(model, "my lamp fell", tree=picture, device="cpu")
+    assert capsys.readouterr().out == f"{picture}\n"
+    assert picture.read_bytes().startswith(b"<?xml")
     treebank = tmp_path / "trees.txt"
     treebank.write_text("(S (NP my lamp) (VP fell (ADV here)) .)\n(S fell here)\n(S (NP the boats) fell)\n")
     command.parse(model, trees=treebank, device="cpu")
@@ -69,3 +75,37 @@ def test_mistakes_are_named(tmp_path):
         command.parse(model, "my lamp", device="cpu")
     with pytest.raises(ValueError, match="give a text to parse, or --trees"):
         command.parse(model, device="cpu")
+    parser, treebank = save_model(tmp_path / "parser", "parser"), tmp_path / "trees.txt"
+    for text, message in [
+        ("(S a (X b c))\n(S a b) (S c)\n", "trees.txt, row 2: not a bracketed tree: there is more than one"),
+        ("(S (-NONE- *))\n", "trees.txt, row 1: not a bracketed tree: no words"),
+        ("(S my lamp)\n", "trees.txt has no tree of three words or more"),
+        ("", "trees.txt has no tree of three words or more"),
+    ]:
+        treebank.write_text(text)
+        with pytest.raises(ValueError, match=message):
+            command.parse(parser, trees=treebank, device="cpu")
+
+
+def test_a_picture_has_the_tree_of_the_model_and_that_of_the_corpus(tmp_path):
+    subwords = Tokenizer.train_bpe(SENTENCES, 270)
+    trained = diffwindow.load(save_model(tmp_path / "model", "parser", tokenizer=subwords)).members[0]
+    ids = subwords.encode("my lamp fell")
+    starts = [subwords.word_starts()[token] for token in ids[1:]]
+    # my (lamp fell), with 0 inside of words
+    heights = iter([2, 1])
+    tree = [*(next(heights) if start else 0 for start in starts), 3]
+    figure = draw_tree(trained, Example(ids, "my lamp fell", tree=tree))
+    assert [axes.get_title("left") for axes in figure.axes] == ["Enc(AW,Tree)", "tree of the corpus"]
+    assert all(
+        [tick.get_text() for tick in axes.get_xticklabels()] == ["my", "lamp", "fell"] for axes in figure.axes
+    )
+    # a line up from each part of a phrase
+    *_, corpus = figure.axes
+    lines = [collection.get_segments() for collection in corpus.collections]
+    my, lamp, fell = corpus.get_xticks()
+    assert [line.tolist() for line in lines[0]] == [[[lamp, 0], [lamp, 1]], [[fell, 0], [fell, 1]]]
+    assert [line.tolist() for line in lines[2]] == [
+        [[my, 0], [my, 2]],
+        [[(lamp + fell) / 2, 1], [(lamp + fell) / 2, 2]],
+    ]

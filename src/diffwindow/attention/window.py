@@ -272,7 +272,7 @@ class WindowAttention(StackedAttention, WindowModule):
         if visibility.gates is None:
             raise ValueError(
                 "windows of given phrases need gates, [batch, keys − 1]: the probability that a phrase ends "
-                "between a key and the next"
+                "between a key and the next; corpora of trees have them, other texts do not"
             )
         return visibility.gates
 

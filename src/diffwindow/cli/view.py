@@ -17,6 +17,7 @@ from diffwindow.cli.library import (
     files,
     inference_attention,
     inference_model,
+    inference_parsing,
     inference_server,
     models_translator,
     tasks_model_folder,
@@ -66,6 +67,10 @@ def view(
     png: Picture = None,
     svg: Picture = None,
     pdf: Picture = None,
+    tree: Annotated[
+        Path | None,
+        typer.Option(help="Write a figure of the tree of learned phrases, with the corpus's own below it."),
+    ] = None,
     npz: Annotated[
         Path | None, typer.Option(help="Write windows, attention and tokens as NumPy arrays.")
     ] = None,
@@ -124,6 +129,7 @@ def view(
             ("--out", out is not None, shown),
             ("--png, --svg and --pdf", bool(figures), (*shown, "--statistics")),
             ("--role, --layer and --head", chosen_place, shown),
+            ("--tree", tree is not None, shown),
             ("--npz", npz is not None, shown),
             ("--json", as_json, (*shown, "--statistics")),
             ("--tolerance", tolerance is not None, ("--statistics",)),
@@ -133,11 +139,11 @@ def view(
     )
     if chosen_place and not figures:
         raise ValueError("--role, --layer and --head choose what a figure shows; add --png, --svg or --pdf")
-    drawn_alone = bool(figures or npz or as_json) and statistics is None and out is None
+    drawn_alone = bool(figures or tree or npz or as_json) and statistics is None and out is None
     if checkpoints and drawn_alone:
         raise ValueError("--checkpoints adds to the page, which is not asked for; add --out")
     if against and drawn_alone and not figures:
-        raise ValueError("--npz and --json have the numbers of one run; leave --against out, or add --out")
+        raise ValueError("--tree, --npz and --json are of one run; leave --against out, or add --out")
     endings = {".html": out, ".png": png, ".svg": svg, ".pdf": pdf, ".npz": npz}
     for ending, path in endings.items():
         if path is not None and path.suffix.lower() != ending:
@@ -168,6 +174,7 @@ def view(
             _find_checkpoints(run) if checkpoints else {},
             out=None if drawn_alone else out or PAGE,
             figures=figures,
+            tree=tree,
             npz=npz,
             as_json=as_json,
             place=(role, layer, _parse_head(head)),
@@ -217,6 +224,7 @@ def _write(
     *,
     out: Path | None,
     figures: list[Path],
+    tree: Path | None,
     npz: Path | None,
     as_json: bool,
     place: tuple[str | None, int | None, Head],
@@ -231,11 +239,13 @@ def _write(
     with report_warnings():
         for path in figures:
             trace.draw(path, *place, against=against)
+        if tree:
+            view_figures.save_figure(inference_parsing.draw_tree(trained, example), tree)
     if npz:
         trace.save(npz)
     # with --json, stdout holds the JSON alone
     note = sys.stderr if as_json else sys.stdout
-    for written in (*figures, *([npz] if npz else [])):
+    for written in (*figures, *(path for path in (tree, npz) if path)):
         print(written, file=note)
     if as_json:
         print(files.to_json(trace.to_dict()))

@@ -9,6 +9,7 @@ distance 0.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import chain, pairwise
 from pathlib import Path
@@ -80,26 +81,35 @@ def tree_of(words: Sequence[str], distances: Sequence[float]) -> str:
     >>> tree_of("the man saw the dog".split(), [1, 3, 2, 1])
     '((the man) (saw (the dog)))'
     """
-    if len(words) == 1:
-        return words[0]
-    largest = max(distances)
-    starts = [0, *(gap + 1 for gap, distance in enumerate(distances) if distance == largest), len(words)]
-    parts = (tree_of(words[a:b], distances[a : b - 1]) for a, b in pairwise(starts))
-    return f"({' '.join(parts)})"
+    spans = phrases_of(distances)
+    opened, closed = (Counter(span[side] for span in spans) for side in (0, 1))
+    return " ".join(
+        f"{'(' * opened[place]}{without_brackets(word)}{')' * closed[place]}"
+        for place, word in enumerate(words)
+    )
 
 
-def spans_of(distances: Sequence[float]) -> set[tuple[int, int]]:
-    """Return the phrases of a tree, of two words and more, as first and last word; not the whole text.
+def without_brackets(word: str) -> str:
+    """Return a word with its brackets as the Penn Treebank writes them, so that it can stand in a tree.
 
-    >>> sorted(spans_of([1, 3, 2, 1]))
-    [(0, 1), (2, 4), (3, 4)]
+    >>> without_brackets("(sic)")
+    '-LRB-sic-RRB-'
+    """
+    return word.replace("(", "-LRB-").replace(")", "-RRB-")
+
+
+def phrases_of(distances: Sequence[float]) -> set[tuple[int, int]]:
+    """Return the phrases of a tree, of two words and more, as first and last word.
+
+    >>> sorted(phrases_of([1, 3, 2, 1]))
+    [(0, 1), (0, 4), (2, 4), (3, 4)]
     """
     spans = set()
     for gap, distance in enumerate(distances):
         first = next((left + 1 for left in range(gap - 1, -1, -1) if distances[left] > distance), 0)
         later = range(gap + 1, len(distances))
         spans.add((first, next((right for right in later if distances[right] > distance), len(distances))))
-    return spans - {(0, len(distances))}
+    return spans
 
 
 def without_punctuation(words: Sequence[str], distances: Sequence[float]) -> list[float]:
@@ -125,7 +135,8 @@ def tree_f1(gold: Sequence[float], distances: Sequence[float]) -> float:
     >>> tree_f1([1, 3, 2, 1], [4, 3, 2, 1])
     0.6666666666666666
     """
-    right, said = spans_of(gold), spans_of(distances)
+    # every tree has the whole sentence
+    right, said = (phrases_of(tree) - {(0, len(tree))} for tree in (gold, distances))
     return 2 * len(right & said) / (len(right) + len(said)) if right or said else 1.0
 
 
@@ -197,7 +208,7 @@ def _chunked(lines: Iterator[tuple[int, str]], path: Path, audit: Audit) -> Iter
         if len(cells) < 3 or not re.fullmatch(r"O|[BI]-\S+", cells[-1]):
             audit.bad(path, number, "not a word, a tag and a chunk", f"{line.strip()[:40]!r}")
             continue
-        word = cells[0].replace("(", "-LRB-").replace(")", "-RRB-")
+        word = without_brackets(cells[0])
         begin, _, label = cells[-1].partition("-")
         if begin == "I" and chunks and chunks[-1][0] == label:
             chunks[-1].append(word)

@@ -8,6 +8,7 @@ import torch
 
 from diffwindow.attention.window_module import use_window_rule, window_modules
 from diffwindow.checks import WINDOW_RULES, WindowRule, check_text
+from diffwindow.data import trees
 from diffwindow.data.store import Store
 from diffwindow.decoding import Decoding
 from diffwindow.decoding.beam import beam_search
@@ -27,12 +28,16 @@ DECODING = Decoding()
 
 @dataclass(frozen=True)
 class Example:
-    """A sentence as token ids without begin or end, with its translation and gold span where known."""
+    """A sentence as token ids without begin or end, with its translation, gold span and tree where known.
+
+    The tree has the distance of each token from the next, as a store keeps it.
+    """
 
     ids: list[int]
     title: str
     target: list[int] | None = None
     gold: GoldSpan | None = None
+    tree: list[int] | None = None
 
 
 def attention_trace(
@@ -70,7 +75,8 @@ def row_example(trained: ModelFolder, store: Store, split: str, row: int) -> Exa
     if has_gold_windows(store, trained.record.options.max_length):
         first, last = (int(rows.columns[name][row]) for name in GOLD_COLUMNS)
         gold = GoldSpan("Enc", last, first, last)
-    return Example(ids, trained.tokenizer.decode(ids), target, gold)
+    tree = rows.sequences[trees.FIELD][row].tolist()[: len(ids)] if trees.FIELD in rows.sequences else None
+    return Example(ids, trained.tokenizer.decode(ids), target, gold, tree)
 
 
 def complete(trained: ModelFolder, example: Example, decoding: Decoding = DECODING) -> Example:

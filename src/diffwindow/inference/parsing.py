@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from diffwindow.attention.phrases import PhraseGates
-from diffwindow.data import trees
+from diffwindow.data import own_files, trees
 from diffwindow.data.lines import Audit
+from diffwindow.inference.attention import Example
 from diffwindow.models.language_model import LanguageModel
 from diffwindow.models.layers import TransformerStack
 from diffwindow.models.model import evaluating
 from diffwindow.tasks.model_folder import ModelFolder
+from diffwindow.view.trees import tree_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def learned_phrases(trained: ModelFolder) -> PhraseGates:
@@ -54,6 +59,18 @@ def parse_text(trained: ModelFolder, text: str) -> str:
     return trees.tree_of(words, word_distances(trained, words)) if words else ""
 
 
+def draw_tree(trained: ModelFolder, example: Example) -> Figure:
+    """Draw the tree that a model finds in a sentence, and below it the sentence's own, if that is known."""
+    words, own = example.title.split(), {}
+    if example.tree is not None:
+        # a word ends at a piece that is not at distance 0 from the next
+        ends = [0, *(place for place, distance in enumerate(example.tree, 1) if distance)]
+        words = [trained.tokenizer.decode(example.ids[a:b]).strip() for a, b in pairwise(ends)]
+        own["tree of the corpus"] = trees.phrases_of([example.tree[end - 1] for end in ends[1:-1]])
+    learned = trees.phrases_of(word_distances(trained, words))
+    return tree_figure(words, {trained.model.config.attention: learned, **own})
+
+
 @dataclass(frozen=True)
 class TreeScores:
     """The unlabelled F1 of each tree, by what made it, and the mean phrase of each level, in words."""
@@ -71,8 +88,10 @@ def score_trees(trained: ModelFolder, path: Path) -> TreeScores:
     scores: dict[str, list[float]] = {}
     generator, phrases = np.random.default_rng(0), learned_phrases(trained)
     num_words, num_phrases = 0, torch.zeros(len(phrases.levels))
-    for row in trees.read_trees(path, Audit()):
-        words, heights = trees.distances_of(str(row["text"]))
+    for row in own_files.trees(path).read_phrases("text").reader(Audit()):
+        # only ASCII spaces separate words
+        words = str(row["text"]).split(" ")
+        heights = [float(height) for height in str(row[trees.FIELD]).split()]
         gold = trees.without_punctuation(words, heights[:-1])
         if len(gold) < 2:
             continue
@@ -83,5 +102,7 @@ def score_trees(trained: ModelFolder, path: Path) -> TreeScores:
         said = trees.without_punctuation(words, distances)
         for name, one in {"model": said, **trees.baseline_trees(len(gold), generator)}.items():
             scores.setdefault(name, []).append(trees.tree_f1(gold, one))
+    if not scores:
+        raise ValueError(f"{path} has no tree of three words or more to compare with")
     lengths = (num_words / num_phrases).tolist()
     return TreeScores(scores, dict(zip(phrases.levels.tolist(), lengths, strict=True)))
