@@ -43,7 +43,7 @@ struct Forward {
     std::memset(out, 0, sizeof(float) * block.panels * kPanel * p.value_width);
     table_keys.multiply(block, queries);
     table_values.clear(block);
-    const Reach reach(p, block, head.b, head.h);
+    const Reach reach(p, block, head);
     reach.for_tiles([&](int64_t first, int64_t last, PanelBits some) {
       tile.score(block, reach, head, some, first, last, queries, table_keys);
       for (int64_t i = 0; i < block.panels; ++i)
@@ -171,7 +171,7 @@ struct Backward {
     table_values.multiply(block, grad_panels);
     table_keys.clear(block);
     table_values.clear(block);
-    const Reach reach(p, block, head.b, head.h);
+    const Reach reach(p, block, head);
     reach.for_tiles([&](int64_t first, int64_t last, PanelBits some) {
       tile.score(block, reach, head, some, first, last, queries, table_keys);
       score_tile(block, some, first, last, tile.values, grad_panels, p.value_width, grad);

@@ -27,8 +27,9 @@ constexpr int64_t kIntervalStatistics = 2;
 
 struct Range {  // keys [first, last)
   int64_t first, last;
+  Range operator&(Range other) const { return {std::max(first, other.first), std::min(last, other.last)}; }
   bool empty() const { return first >= last; }
-  bool meets(int64_t begin, int64_t end) const { return std::max(first, begin) < std::min(last, end); }
+  bool meets(int64_t begin, int64_t end) const { return !(*this & Range{begin, end}).empty(); }
   bool covers(int64_t begin, int64_t end) const { return first <= begin && end <= last; }
 };
 
@@ -48,17 +49,27 @@ inline Range sinks_of(const Interval& p, int64_t b) {
   return {first, first + std::min(p.sinks, p.keys - first)};
 }
 
+// All keys but those at both ends that a mask hides from all queries, as it does padding.
+inline Range unpadded(const Interval& p, const HeadMask& head) {
+  Range keys{0, p.keys};
+  if (!head.mask || p.mask.query != 0) return keys;
+  while (!keys.empty() && !head.mask[(keys.last - 1) * p.mask.key]) --keys.last;
+  while (!keys.empty() && !head.mask[keys.first * p.mask.key]) ++keys.first;
+  return keys;
+}
+
 // Which keys the queries of a block see.
 class Reach {
  public:
-  Reach(const Interval& p, const Block& block, int64_t b, int64_t h) : block_(block), sinks_(sinks_of(p, b)) {
+  Reach(const Interval& p, const Block& block, const HeadMask& head)
+      : block_(block), keys_(unpadded(p, head)), sinks_(sinks_of(p, head.b) & keys_) {
     for (int64_t i = 0; i < block.panels; ++i) {
       hull_[i] = {p.keys, 0};
       core_[i] = {0, p.keys};
       for (int64_t lane = 0; lane < kPanel; ++lane) {
         // lanes without a query repeat the last one
         const int64_t query = std::min(block.query + i * kPanel + lane, p.queries - 1);
-        const Range window = window_of(p, b, h, query);
+        const Range window = window_of(p, head.b, head.h, query) & keys_;
         start_[i][lane] = int32_t(window.first);
         stop_[i][lane] = int32_t(window.last);
         sink_stop_[i][lane] = int32_t(p.is_causal ? std::min(sinks_.last, query + 1) : sinks_.last);
@@ -74,7 +85,7 @@ class Reach {
     Range window{INT64_MAX, 0};
     for (int64_t i = 0; i < block_.panels; ++i)
       window = {std::min(window.first, hull_[i].first), std::max(window.last, hull_[i].last)};
-    const Range sinks{sinks_.first, std::min(sinks_.last, block_.keys)};
+    const Range sinks = sinks_ & Range{0, block_.keys};
     if (sinks.empty() || window.empty() || sinks.last < window.first || window.last < sinks.first) {
       const bool sinks_first = sinks.first < window.first;
       tile_range(sinks_first ? sinks : window, body);
@@ -118,7 +129,7 @@ class Reach {
   }
 
   const Block& block_;
-  const Range sinks_;
+  const Range keys_, sinks_;
   Range hull_[kMaxPanels], core_[kMaxPanels];  // what any and what every query of a panel has in its window
   alignas(64) int32_t start_[kMaxPanels][kPanel], stop_[kMaxPanels][kPanel], sink_stop_[kMaxPanels][kPanel];
 };
