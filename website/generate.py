@@ -135,7 +135,8 @@ def command_line_page() -> str:
     root = typer.main.get_command(app)
     parts = [
         "# Command line\n\nWhat `diffwindow COMMAND --help` prints. Exit codes: 0 done; 1 the run failed; "
-        "2 wrong use or bad input; 130 and 143 stopped by Ctrl-C or SIGTERM after saving."
+        "2 wrong use or bad input; 75 another machine was lost, so run it again; 130 and 143 stopped by "
+        "Ctrl-C or SIGTERM after saving."
     ]
     return "\n\n".join([*parts, *_commands(root, "diffwindow")]) + "\n"
 
@@ -148,8 +149,12 @@ def _commands(command: Any, name: str) -> list[str]:
     context = command.context_class(command, info_name=name)
     usage = " ".join([name, *command.collect_usage_pieces(context)])
     rows = [(f"`{flags}`", help_text) for flags, help_text in _records(command, context) if flags != "--help"]
-    about = " ".join((command.help or "").split())
-    parts = [f"## {name}\n\n{about}\n\n```text\n{usage}\n```"]
+    paragraphs = (command.help or "").split("\n\n")
+    # paragraphs of commands are examples
+    examples = [one for one in paragraphs if one.startswith("diffwindow ")]
+    about = " ".join(" ".join(one for one in paragraphs if one not in examples).split())
+    typed = "\n".join([usage, *examples])
+    parts = [f"## {name}\n\n{about}\n\n```text\n{typed}\n```"]
     return parts + ([table(("argument or option", "meaning"), rows)] if rows else [])
 
 

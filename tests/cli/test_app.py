@@ -54,8 +54,8 @@ except SystemExit as end:
         (["train", "agreement", "train"], "is not key=value"),
         (["train", "sst2", "--data", "nowhere"], "--data nowhere: there is no such folder"),
         (["train", "sst2", "--sed", "3"], "No such option"),
-        (["evaluate", "nowhere"], "there is no nowhere"),
-        (["average", "nowhere"], "there is no nowhere"),
+        (["evaluate", "nowhere"], "there is no folder nowhere"),
+        (["average", "nowhere"], "there is no folder nowhere"),
     ],
 )
 def test_a_wrong_command_fails_before_torch_is_imported(words, message):

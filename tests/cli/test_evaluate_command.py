@@ -141,6 +141,8 @@ def test_a_model_folder_alone_works_with_a_corpus(run, runs):
     code, _, err = run("evaluate", runs / "language/model")
     assert code == 2
     assert "is not a run folder, so its corpus is unknown; give one: data=DIR, or --data DIR" in err
+    code, _, err = run("evaluate", runs / "text")
+    assert (code, "is neither a run folder nor a model folder" in err) == (2, True)
 
 
 def test_an_average_is_evaluated_as_its_run_is(run, runs, tmp_path):

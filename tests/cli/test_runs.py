@@ -31,7 +31,10 @@ def test_two_runs_show_how_their_configs_differ(run, runs):
         ["setting", str(runs / "plain"), str(runs / "windows")],
         ["attention", "Global", "Enc(AW)"],
     ]
-    code, _, err = run("runs", runs / "text")
+    code, out, _ = run("runs", runs / "plain", runs / "plain")
+    assert (code, out.splitlines()[-1]) == (0, "the configs are the same")
+    # a folder without runs is named, also beside another
+    code, _, err = run("runs", runs / "plain", runs / "text")
     assert (code, err) == (
         2,
         f"diffwindow: there is no run in {runs / 'text'}; `diffwindow train` makes one\n",
@@ -84,3 +87,30 @@ def test_a_translator_is_exported_with_its_tokenizer(run, runs, tmp_path):
     assert [line.split()[0] for line in out.splitlines()] == [
         str(tmp_path / "onnx" / name) for name in ("encoder.onnx", "step.onnx", "tokenizer.json")
     ]
+
+
+def test_a_file_is_no_folder_for_an_export(run, runs, tmp_path):
+    (tmp_path / "onnx").touch()
+    code, out, err = run("export", runs / "translator", "--out", tmp_path / "onnx")
+    assert (code, out) == (2, "")
+    assert f"{tmp_path / 'onnx'} is not a folder; choose another place to write" in err
+
+
+def test_a_hub_that_does_not_answer_is_one_sentence(run, runs, monkeypatch):
+    errors = pytest.importorskip("huggingface_hub.errors")
+    from diffwindow.hf import hub
+
+    def refuse(*_, **__):
+        raise errors.HTTPError("Connection refused")
+
+    monkeypatch.setattr(hub, "push_run", refuse)
+    code, out, err = run("push", runs / "plain", "user/name")
+    assert (code, out) == (2, "")
+    assert err.startswith(f"diffwindow: {runs / 'plain'} was not pushed to user/name: Connection refused; ")
+
+
+def test_the_command_has_its_name_under_python_m_too():
+    # completion is installed for this name
+    command = [sys.executable, "-m", "diffwindow", "export"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.split()[:3]) == (2, ["Usage:", "diffwindow", "export"])

@@ -133,3 +133,5 @@ def test_alignments_have_a_line_per_line_and_a_link_per_word(run, runs, tmp_path
         code, out, err = run("translate", runs / "translator", "--alignments", links, *words, typed=lines)
         assert (code, out) == (2, "")
         assert sentence in err
+    code, _, err = run("translate", runs / "translator", "--align-by", "window", typed=lines)
+    assert (code, err.endswith("add --alignments FILE\n")) == (2, True)

@@ -75,4 +75,5 @@ def options(
 def main() -> None:
     """Run the command line; print a user's mistake as one sentence and exit with code 2."""
     with lossy_stderr(), report_errors():
-        app()
+        # the same name in usage and completion, also under `python -m`
+        app(prog_name="diffwindow")

@@ -82,7 +82,7 @@ def shorten(text: str, limit: int = 500) -> str:
 def check_folder(folder: Path) -> None:
     """Raise if there is no such run or model folder, before anything heavy is imported."""
     if not folder.exists():
-        raise ValueError(f"there is no {folder}; give the folder of a run or of a model")
+        raise ValueError(f"there is no folder {folder}; give that of a run or of a model")
 
 
 @contextmanager

@@ -29,7 +29,9 @@ def fit(
     ] = 0.4,
     spans: Annotated[
         Literal["query", "query-mlp", "head"],
-        typer.Option(help="query: a span for each query; query-mlp; head: the same for all queries."),
+        typer.Option(
+            help="query: a span for each query; query-mlp: chosen by all heads; head: one for all queries."
+        ),
     ] = "query",
     per: Annotated[
         Literal["head", "kv_group"],

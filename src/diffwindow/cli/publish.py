@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+import warnings
 from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
 
 from diffwindow.cli.errors import check_folder
-from diffwindow.cli.library import hf_hub, inference_model
+from diffwindow.cli.library import LazyModule, files, hf_hub, inference_model
 from diffwindow.cli.options import RunFolder, WindowRule
 from diffwindow.extras import require
+
+hub_errors = LazyModule("huggingface_hub.errors")
 
 
 def export(
@@ -20,9 +24,15 @@ def export(
 ) -> None:
     """Write a translator as ONNX graphs, which run without Python or PyTorch."""
     check_folder(run)
+    files.check_folder_place(out)
     require("onnx", "onnxscript")
     model = inference_model.load(run, device="cpu", window_rule=cast(Any, window_rule))
-    for path in model.export(out):
+    # torch's exporter warns of packages that our graphs do not use, and of its own deprecated calls
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        written = model.export(out)
+    for path in written:
         print(f"{path}  {path.stat().st_size / 1e6:.2f} MB")
 
 
@@ -42,4 +52,9 @@ def push(
     """
     check_folder(run)
     require("huggingface_hub", "transformers")
-    print(hf_hub.push_run(run, repo_id, scores=scores, picture=picture, private=private, branch=branch))
+    try:
+        commit = hf_hub.push_run(run, repo_id, scores=scores, picture=picture, private=private, branch=branch)
+    except hub_errors.HTTPError as error:
+        advice = "check the name and the network, and log in with `hf auth login`"
+        raise ValueError(f"{run} was not pushed to {repo_id}: {error}; {advice}") from None
+    print(commit)

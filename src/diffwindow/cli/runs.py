@@ -21,7 +21,8 @@ HEADER = ("run", "attention", "state", "updates", "validation")
 
 def runs(
     folders: Annotated[
-        list[Path] | None, typer.Argument(metavar="[DIR]…", help="Run folders, or folders with runs below.")
+        list[Path] | None,
+        typer.Argument(metavar="[DIR]…", help="Run folders, or folders with runs below; `runs` by default."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -31,11 +32,12 @@ def runs(
     diffwindow runs runs/plain runs/windows
     """
     folders = folders or [Path("runs")]
+    found: list[Path] = []
     for folder in folders:
         check_folder(folder)
-    found = [run for folder in folders for run in training_records.find_runs(folder)]
-    if not found:
-        raise ValueError(f"there is no run in {' or '.join(map(str, folders))}; `diffwindow train` makes one")
+        if not (below := list(training_records.find_runs(folder))):
+            raise ValueError(f"there is no run in {folder}; `diffwindow train` makes one")
+        found += below
     summaries = [training_records.RunSummary.read(run) for run in found]
     differences: dict[str, tuple[Any, Any]] = {}
     if len(folders) == 2 and found == folders:
@@ -45,9 +47,11 @@ def runs(
         print(files.to_json({"runs": list(map(asdict, summaries)), "differences": differences}, indent=2))
         return
     print("\n".join(_columns([HEADER, *map(_cells, summaries)])))
-    if len(folders) == 2 and found == folders:
-        rows = [(name, *map(str, values)) for name, values in differences.items()]
+    if differences:
+        rows = [(name, *map(_setting, values)) for name, values in differences.items()]
         print("\n".join(["", *_columns([("setting", *map(str, folders)), *rows])]))
+    elif len(folders) == 2 and found == folders:
+        print("\nthe configs are the same")
 
 
 def _cells(summary: RunSummary) -> tuple[str, ...]:
@@ -56,6 +60,11 @@ def _cells(summary: RunSummary) -> tuple[str, ...]:
         "" if summary.score is None else f"{summary.metric} {summary.score:.4g} at {summary.best_update:,}"
     )
     return summary.run, summary.attention, summary.state, f"{summary.updates:,}{most}", score
+
+
+def _setting(value: Any) -> str:
+    """Return a value as one would type it."""
+    return "null" if value is None else str(value)
 
 
 def _columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any, cast
+from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -51,9 +51,11 @@ def translate(
         ),
     ] = None,
     align_by: Annotated[
-        str,
-        typer.Option(metavar="BY", help="Align by attention or by window, of the last layer that has it."),
-    ] = "attention",
+        Literal["attention", "window"] | None,
+        typer.Option(
+            help="Align by attention (default) or by window, of the last layer that has it.",
+        ),
+    ] = None,
     device: Device = "auto",
     int8: Annotated[
         bool,
@@ -83,11 +85,13 @@ def translate(
             lines: Iterator[str] = iter(())
             target: IO[str] | None = None
             links: IO[str] | None = None
+            if align_by and not alignments:
+                raise ValueError(f"--align-by {align_by} needs a file to write to; add --alignments FILE")
             if alignments and decoding.n_best > 1:
                 raise ValueError("--alignments is for one translation per line; leave --n-best out")
             if alignments:
                 # a model that has none is an error before the first line is read
-                model.align([("a", "a")], by=cast(Any, align_by))
+                model.align([("a", "a")], by=align_by or "attention")
             if world.main:
                 lines = stack.enter_context(open_input(input))
                 target = stack.enter_context(open_output(output))
@@ -97,7 +101,7 @@ def translate(
         ):
             if links:
                 pairs = list(zip(texts, best, strict=True))
-                for one in model.align(pairs, by=cast(Any, align_by)):
+                for one in model.align(pairs, by=align_by or "attention"):
                     links.write(f"{inference_alignment.format_pharaoh(one)}\n")
 
 

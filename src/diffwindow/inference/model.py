@@ -32,7 +32,7 @@ from diffwindow.models.loss import token_log_probs
 from diffwindow.models.model import TOKENIZER, evaluating
 from diffwindow.models.translator import Translator
 from diffwindow.special_tokens import BOS, EOS
-from diffwindow.tasks.model_folder import ModelFolder
+from diffwindow.tasks.model_folder import ModelFolder, find_model
 from diffwindow.training.config import RUN_CONFIG
 from diffwindow.training.run import Run
 from diffwindow.view.trace import AttentionTrace
@@ -90,6 +90,7 @@ def open_store(path: Path, data: Path | None = None) -> Store:
     if (path / RUN_CONFIG).is_file():
         return Run.open(path).open_store(data)
     if data is None:
+        find_model(path)
         raise ValueError(
             f"{path} is not a run folder, so its corpus is unknown; give one: data=DIR, or --data DIR"
         )
