@@ -36,8 +36,11 @@ from diffwindow.progress import show_progress
 # WikiText's marks of joined words, and its spaces before commas and stops.
 DETOKENISE = ((" @-@ ", "-"), (" @,@ ", ","), (" @.@ ", "."), (" ,", ","), (" .", "."))
 SHARES = (0.52, 0.40, 0.34, 0.30)
-BLOCK, FIT_BLOCKS, HELD_OUT, SINKS = 1024, 14, 2, 4
-# (length of a block, how many blocks), and the cells that are measured there, the most telling first
+BLOCK, SINKS = 1024, 4
+# By the length of the blocks that windows are fitted to: how many blocks, and how many are held out.
+FITTED_TO = {1024: (14, 2), 8192: (2, 1)}
+# (length of a block, how many blocks), and the cells that are measured there, the most telling first; cells
+# that end in @8192 are windows that were fitted to blocks of that length
 MAIN = [
     f"{kind}-{share:.2f}"
     for share in (0.40, 0.30, 0.34, 0.52)
@@ -45,16 +48,17 @@ MAIN = [
 ]
 GROUPS = [f"{kind}-kv_group-{share:.2f}" for share in (0.40, 0.30, 0.34, 0.52) for kind in ("query", "head")]
 MLP = [f"query-mlp-head-{share:.2f}" for share in (0.30, 0.40)]
+LONG = [f"{cell}@8192" for cell in ("query-head-0.40", "query-head-0.17", "head-head-0.40")]
 PARTS = {
     "perplexity-1024-2": ("wiki", 1024, 2, ["full", *MAIN, *MLP, *GROUPS]),
-    "perplexity-1024": ("wiki", 1024, 20, ["full", *MAIN, *GROUPS, *MLP]),
+    "perplexity-1024": ("wiki", 1024, 20, ["full", *MAIN, *GROUPS, *MLP, *LONG[:1]]),
     "perplexity-2048": ("wiki", 2048, 10, ["full", *MAIN, *GROUPS[:2]]),
     # 0.17 is what windows fitted to 1,024 tokens read here
-    "perplexity-8192": ("wiki", 8192, 2, ["full", *MAIN[:2], "sliding-0.17"]),
+    "perplexity-8192": ("wiki", 8192, 2, ["full", *MAIN[:3], "sliding-0.17", *LONG]),
     "enwik8-1024": ("enwik8", 1024, 10, ["full", *MAIN[:3]]),
 }
 # The cells in which the rest is measured.
-PROBED = ["full", *MAIN[:3]]
+PROBED = ["full", *MAIN[:3], *LONG[:1]]
 # BLiMP: the pairs of each paradigm, and the tokens of other text that stand before each sentence
 PAIRS = 20
 BLIMP = {"blimp": 0, "blimp-512": 512}
@@ -105,15 +109,17 @@ class Bench:
 
     def fit(self, cell: str) -> None:
         """Fit the windows of a cell, keep them and say how it went."""
-        spans, per, share = re.fullmatch(r"(query-mlp|query|head)-(head|kv_group)-(\S+)", cell).groups()
+        name, _, length = cell.partition("@")
+        spans, per, share = re.fullmatch(r"(query-mlp|query|head)-(head|kv_group)-(\S+)", name).groups()
         begun = time.process_time()
-        blocks = self.tokens("train", BLOCK * (FIT_BLOCKS + HELD_OUT)).view(-1, BLOCK)
+        block = int(length or BLOCK)
+        count, held_out = FITTED_TO[block]
+        blocks = self.tokens("train", block * (count + held_out)).view(-1, block)
         with show_progress() as progress:
-            recorded = self.recorded(blocks, progress)
+            recorded = self.recorded(blocks[:count], progress)
             fitted = fit_recorded(
-                self.model, recorded, blocks[FIT_BLOCKS:], float(share), spans=spans, per=per,
-                progress=progress,
-            )  # fmt: skip
+                self.model, recorded, blocks[count:], float(share), spans=spans, per=per, progress=progress
+            )
         save_windows(self.model, self.out / "windows" / cell)
         report = {
             "cell": cell,
@@ -129,12 +135,10 @@ class Bench:
 
     def recorded(self, blocks, progress):
         """Return the recorded costs, kept on disk."""
-        path = self.out / "costs.pt"
+        path = self.out / f"costs-{blocks.shape[1]}.pt"
         if not path.is_file():
             places = causal_places(self.model)
-            torch.save(
-                record_costs(self.model, places, blocks[:FIT_BLOCKS], sinks=SINKS, progress=progress), path
-            )
+            torch.save(record_costs(self.model, places, blocks, sinks=SINKS, progress=progress), path)
         # our own file
         return torch.load(path, weights_only=False)
 

@@ -86,6 +86,17 @@ def test_costs_of_a_model_come_from_its_gradients():
     assert_close(recorded.layers[1].q.float(), q, rtol=1e-2, atol=1e-2)
 
 
+def test_costs_are_the_same_however_many_queries_are_tabulated_at_once(monkeypatch):
+    model, block = model_of("llama"), text(40)
+    whole = record_costs(model, causal_places(model), block[None], sinks=2)
+    monkeypatch.setattr("diffwindow.hf.span_costs.SAMPLES", 7)
+    sampled = record_costs(model, causal_places(model), block[None], sinks=2)
+    assert len(sampled.position) == 20
+    for expected, layer in zip(whole.layers, sampled.layers, strict=True):
+        assert_close(layer.costs, expected.costs[:, sampled.position], rtol=1e-3, atol=1e-7)
+        assert torch.equal(layer.q, expected.q[:, sampled.position])
+
+
 def test_static_choices_spend_the_share_where_it_gains_most():
     """A window without costs gets the shortest span; what prices leave over is spent."""
     shares = torch.tensor([0.1, 0.5, 1.0])
@@ -146,6 +157,7 @@ def test_a_fit_measures_and_is_removed_without_a_trace(name):
     assert len(rows) == 2
     assert "spans=query" in rows[0].attention
     remove_windows(model)
+    assert not any("forward" in vars(module) for module in model.modules())
     assert torch.equal(model(tokens()).logits, before)
     assert {key: x.tolist() for key, x in model.state_dict().items()} == {
         key: x.tolist() for key, x in state.items()
@@ -237,11 +249,32 @@ def test_models_that_cannot_be_fitted_are_named(model, message):
         fit(model())
 
 
-def test_positions_are_needed():
+def smollm3(*rotary):
+    """A SmolLM3 whose layers rotate their queries, or not."""
+    return t.SmolLM3ForCausalLM(t.SmolLM3Config(**SIZES, num_key_value_heads=2, no_rope_layers=list(rotary)))
+
+
+def without_rotary():
     model = llama()
     del model.model.rotary_emb
+    return model
+
+
+@pytest.mark.parametrize("model", [without_rotary, lambda: smollm3(0, 0)])
+def test_positions_are_needed(model):
     with pytest.raises(ValueError, match="neither rotary nor absolute positions"):
-        fit(model)
+        fit(model())
+
+
+def test_queries_that_were_not_rotated_are_taken_as_they_are():
+    """A layer without rotary positions: what is recorded is what the projection gave."""
+    model, block, kept = smollm3(1, 0).eval(), text(24), {}
+    for number, layer in enumerate(model.model.layers):
+        layer.self_attn.q_proj.register_forward_hook(lambda _, __, out, at=number: kept.update({at: out}))
+    recorded = record_costs(model, causal_places(model), block[None], sinks=2)
+    for number, layer in enumerate(recorded.layers):
+        q = kept[number][0].view(24, 4, 4).transpose(0, 1)
+        assert_close(layer.q.float(), q.detach(), rtol=1e-2, atol=1e-2)
 
 
 def test_fitted_windows_have_nothing_to_train():

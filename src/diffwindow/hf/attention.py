@@ -105,6 +105,11 @@ def window_attention_forward(
     return heads.transpose(1, 2).contiguous(), None
 
 
+def rotates(module: nn.Module) -> bool:
+    """Return whether an attention module uses the rotary positions that it gets; SmolLM3 leaves some out."""
+    return bool(getattr(module, "use_rope", True))
+
+
 def prepare_window(module: nn.Module, _: Any, call: dict[str, Any]) -> None:
     """Raise before a module with a window would attend without it, and tell spans the rotation: a hook."""
     config = getattr(module, "config", None)
@@ -116,7 +121,7 @@ def prepare_window(module: nn.Module, _: Any, call: dict[str, Any]) -> None:
         )
     window = getattr(module, CHILD)
     if hasattr(window, "rotation"):
-        window.rotation = call.get("position_embeddings")
+        window.rotation = call.get("position_embeddings") if rotates(module) else None
     cache = call.get("past_key_values")
     if isinstance(cache, WindowCache):
         cache.windows[int(cast(int, module.layer_idx))].note_padding(call.get("attention_mask"))

@@ -3,10 +3,12 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from diffwindow.hf.families import Place
@@ -15,9 +17,11 @@ from diffwindow.models.span_adapter import Rotation, unrotate
 from diffwindow.progress import SILENT, Progress
 
 # The spans among which windows are chosen, as far as they are shorter than the context.
-CHOICES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
-# Queries that are sampled from a block, and how many are left out at the start of one of at least so many.
-SAMPLES, EARLY, LONG = 512, 16, 512
+CHOICES = (1, 2, 4, *(size for power in range(3, 16) for size in (2**power, 3 * 2 ** (power - 1))))
+# Queries that are tabulated at once; as many are sampled from a block, or half of a longer one.
+SAMPLES = 512
+# How many queries are left out at the start of a block of at least so many.
+EARLY, LONG = 16, 512
 
 
 @dataclass(frozen=True)
@@ -134,21 +138,25 @@ class Recorder(nn.Module):
         rotation: Rotation | None,
         scale: float | None,
     ) -> None:
-        """Keep the costs of the sampled queries; a group of heads at a time bounds the memory."""
+        """Keep the costs of the sampled queries; some queries of a group of heads at a time bound the memory."""
         assert self.position is not None
-        rows, groups = self.position, k.shape[1]
+        groups = k.shape[1]
         scale = q.shape[-1] ** -0.5 if scale is None else scale
         unrotated = q.float() if rotation is None else unrotate(q.float(), *rotation)
-        hidden = torch.arange(k.shape[2], device=q.device) > rows[:, None]
         costs = []
-        for of_group, of_gradient, key, value in zip(
-            q[0].chunk(groups), gradient[0].chunk(groups), k[0].float(), v[0].float(), strict=True
-        ):
-            scores = of_group[:, rows].float() @ key.mT * scale
-            weights = scores.masked_fill_(hidden, float("-inf")).softmax(-1)
-            gains = of_gradient[:, rows].float() @ value.mT
-            costs.append(span_costs(weights, gains, rows, self.choices, self.sinks))
-        self.recorded.append(LayerCosts(unrotated[0][:, rows].half(), torch.cat(costs)))
+        for rows in self.position.split(SAMPLES):
+            seen = int(rows[-1]) + 1
+            hidden = torch.arange(seen, device=q.device) > rows[:, None]
+            of_rows = []
+            for of_group, of_gradient, key, value in zip(
+                q[0].chunk(groups), gradient[0].chunk(groups), k[0, :, :seen], v[0, :, :seen], strict=True
+            ):
+                scores = of_group[:, rows].float() @ key.float().mT * scale
+                weights = scores.masked_fill_(hidden, float("-inf")).softmax(-1)
+                gains = of_gradient[:, rows].float() @ value.float().mT
+                of_rows.append(span_costs(weights, gains, rows, self.choices, self.sinks))
+            costs.append(torch.cat(of_rows))
+        self.recorded.append(LayerCosts(unrotated[0][:, self.position].half(), torch.cat(costs, dim=1)))
 
 
 def record_costs(
@@ -177,7 +185,7 @@ def record_costs(
     positions = []
     with _recording(model, places, choices, sinks) as recorders:
         for number, block in enumerate(blocks):
-            chosen = torch.randperm(length - early, generator=generator)[:SAMPLES] + early
+            chosen = torch.randperm(length - early, generator=generator)[: max(SAMPLES, length // 2)] + early
             positions.append(chosen.sort().values)
             for recorder in recorders:
                 recorder.position = positions[-1].to(block.device)
@@ -201,22 +209,37 @@ def early_queries(length: int) -> int:
 def _backward(model: PreTrainedModel, block: Int[Tensor, " t"]) -> None:
     """Compute the gradient of the summed loss of a block down to its embeddings."""
     embedded = model.get_input_embeddings()(block[None]).detach().requires_grad_()
-    logits = model(inputs_embeds=embedded, use_cache=False).logits[0, :-1]
-    nn.functional.cross_entropy(logits.float(), block[1:], reduction="sum").backward()
+    logits = model(inputs_embeds=embedded, use_cache=False).logits
+    # autograd would hold three more tensors of the size of the logits
+    gradient = logits.detach().float().softmax(-1)
+    gradient[0, torch.arange(len(block) - 1), block[1:]] -= 1.0
+    gradient[0, -1] = 0.0
+    logits.backward(gradient.to(logits.dtype))
 
 
 @contextmanager
 def _recording(
     model: PreTrainedModel, places: Sequence[Place], choices: Sequence[int], sinks: int
 ) -> Iterator[list[Recorder]]:
-    """Put recorders into all layers, freeze the parameters, and undo both in the end."""
+    """Put recorders into all layers, freeze the parameters, compute layers again when the gradient comes.
+
+    The end undoes it all.
+    """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     recorders = [Recorder(choices, sinks) for _ in places]
+    layers = {model.get_submodule(place.name.rpartition(".")[0]) for place in places} - {model}
     model.requires_grad_(False)
     install(model, [(place.module, one) for place, one in zip(places, recorders, strict=True)], {})
+    # accelerate gives modules a forward of their own
+    own = {layer: vars(layer)["forward"] for layer in layers if "forward" in vars(layer)}
+    for layer in layers:
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
     try:
         yield recorders
     finally:
+        for layer in layers:
+            del layer.forward
+            vars(layer).update({"forward": own[layer]} if layer in own else {})
         remove_windows(model)
         for parameter in trained:
             parameter.requires_grad_(True)

@@ -11,7 +11,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from diffwindow.attention.window import WindowAttention
 from diffwindow.checks import check_module
-from diffwindow.hf.attention import CHILD, IMPLEMENTATION, prepare_window, register
+from diffwindow.hf.attention import CHILD, IMPLEMENTATION, prepare_window, register, rotates
 from diffwindow.hf.families import Place, attention_places, check_has_attention
 from diffwindow.models import added_windows
 from diffwindow.models.added_windows import (
@@ -105,7 +105,8 @@ def causal_places(model: nn.Module) -> list[Place]:
             f"{name} is not a causal language model; fit_windows takes one that reads from left to right "
             "alone, as Llama or GPT-2"
         )
-    if not any(POSITIONS.search(module) for module, _ in model.named_modules()):
+    named = any(POSITIONS.search(module) for module, _ in model.named_modules())
+    if not (named and any(rotates(place.module) for place in places["Dec"])):
         raise ValueError(
             f"{name} has neither rotary nor absolute positions, which windows that end at the query need; "
             "choose another model"
