@@ -58,6 +58,9 @@ def test_windows_are_fitted_saved_and_loaded(folder, tmp_path, monkeypatch, caps
         (("{model}", "--block", "4096"), "two blocks of 4,096 are needed"),
         (("{empty}",), "has no causal language model that transformers can load"),
         (("{model}", "--text", "missing.txt"), "missing.txt: No such file or directory"),
+        (("{model}", "--picture", "shares.xyz"), "--picture shares.xyz does not end in .png, .svg or .pdf"),
+        (("{model}", "--picture", "{empty}/no/shares.png"), "there is no folder"),
+        (("{empty}", "--out", "{model}/config.json"), "config.json is not a folder"),
     ],
 )
 def test_mistakes_are_one_sentence(arguments, message, folder, tmp_path, monkeypatch, capsys):
@@ -65,7 +68,8 @@ def test_mistakes_are_one_sentence(arguments, message, folder, tmp_path, monkeyp
     names = {"model": folder / "model", "empty": tmp_path / "empty"}
     options = [str(one).format(**names) for one in arguments]
     text = () if "--text" in options else ("--text", folder / "text.txt")
-    code, printed = run(monkeypatch, capsys, *options, *text, "--out", tmp_path / "out")
+    out = () if "--out" in options else ("--out", tmp_path / "out")
+    code, printed = run(monkeypatch, capsys, *options, *text, *out)
     assert code == 2
     assert message in printed.err
     assert printed.err.strip().count("\n") == 0 or printed.err.splitlines()[-1].startswith("diffwindow: ")

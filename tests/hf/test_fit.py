@@ -164,6 +164,28 @@ def test_a_fit_measures_and_is_removed_without_a_trace(name):
     }
 
 
+@pytest.mark.parametrize("phase", ["record", "choose", "fit 1"])
+def test_an_interrupted_fit_leaves_the_model_as_it_was(phase):
+    model = model_of("llama")
+    before = model(tokens()).logits
+
+    def interrupt(reached, _):
+        if reached == phase:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(model, progress=interrupt)
+    assert not windows_of(model).rows
+    assert torch.equal(model(tokens()).logits, before)
+
+
+@pytest.mark.parametrize("switched_off", [torch.no_grad, torch.inference_mode])
+def test_a_fit_has_gradients_where_they_are_switched_off(switched_off):
+    expected, model = fit(model_of("llama")), model_of("llama")
+    with switched_off():
+        assert fit(model) == expected
+
+
 def test_a_share_of_one_changes_nothing():
     model = model_of("llama")
     before = model(tokens()).logits
@@ -204,6 +226,9 @@ def test_texts_may_be_strings_or_ids():
     assert torch.equal(ids, cut_blocks("abcd", Letters(), tokens=4, block=2))
     assert torch.equal(ids, cut_blocks(ids.flatten().tolist(), None, tokens=4, block=2))
     assert torch.equal(ids, cut_blocks(ids.flatten(), None, tokens=4, block=2))
+    assert torch.equal(ids, cut_blocks(ids.flatten().numpy(), None, tokens=4, block=2))
+    with pytest.raises(TypeError, match="texts=None are neither strings nor token ids"):
+        cut_blocks(None, None, tokens=4, block=2)
 
 
 @pytest.mark.parametrize(
@@ -220,11 +245,13 @@ def test_texts_may_be_strings_or_ids():
         ({"block": 0}, "block=0"),
         ({"texts": [99] * 160}, "token 99, and LlamaForCausalLM knows tokens 0 to"),
         ({"texts": [1] * 160, "block": 80}, "block=80 is longer than the 64 positions"),
-        ({"block": 5}, "block=5 leaves no key to hide beside sinks=4"),
+        ({"block": 5, "sinks": 4}, "block=5 leaves no key to hide beside sinks=4"),
+        ({"share": 0.1}, "share=0.1 is out of reach: the query itself and sinks=2 are 0.3"),
+        ({"seed": 2**64}, "does not fit into 64 bits"),
     ],
 )
 def test_wrong_arguments_are_named(options, message):
-    options = {"texts": text(), "tokens": 160, "block": 32} | options
+    options = {"texts": text(), "tokens": 160, "block": 32, "sinks": 2} | options
     with pytest.raises(ValueError, match=message):
         fit_windows(model_of("llama"), options.pop("texts"), **options)
 

@@ -38,7 +38,7 @@ from diffwindow.cli.options import (
     WindowRule,
     change_decoding,
     check_partners,
-    join_with_or,
+    check_picture,
     takes_decoding,
 )
 from diffwindow.cli.streams import STANDARD, input_name, open_input, parse_path
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from diffwindow.tasks.model_folder import ModelFolder
 
 OWN_CORPUS = "the corpus of the run"
-PICTURES = (".png", ".svg", ".pdf")
 
 
 @takes_decoding("beam", "length_penalty")
@@ -217,8 +216,7 @@ def _evaluate_runs(
 
 def _check_confusion(path: Path, run: Path) -> None:
     """Raise before anything is scored if there will be no such picture."""
-    if path.suffix.lower() not in PICTURES:
-        raise ValueError(f"--confusion {path} does not end in {join_with_or(PICTURES)}")
+    check_picture("--confusion", path)
     entry = tasks_model_folder.read_entry(tasks_model_folder.find_model(run))
     if entry.name != "classification":
         raise ValueError(f"--confusion is for classifiers, and {run} holds a {entry.noun}")

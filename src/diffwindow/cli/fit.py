@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 import typer
 
 from diffwindow.cli.errors import report_interrupt
-from diffwindow.cli.library import hf_checkpoint, hf_fit
+from diffwindow.cli.library import files, hf_checkpoint, hf_fit
+from diffwindow.cli.options import check_picture
 from diffwindow.cli.streams import open_input
 from diffwindow.extras import require
 from diffwindow.progress import show_progress
@@ -39,7 +40,9 @@ def fit(
     ] = "head",
     sinks: Annotated[int, typer.Option(help="How many first keys every window has.")] = 4,
     tokens: Annotated[int, typer.Option(help="How much of the text to use; an eighth is held out.")] = 16_384,
-    block: Annotated[int, typer.Option(help="The length of the contexts that it is cut into.")] = 1024,
+    block: Annotated[
+        int, typer.Option(help="The length of the contexts that it is cut into: take that of your own.")
+    ] = 1024,
     seed: Annotated[int, typer.Option(help="Of the sample of queries and the fit.")] = 0,
     picture: Annotated[Path | None, typer.Option(help="Draw the share of each window.")] = None,
 ) -> None:
@@ -48,7 +51,11 @@ def fit(
     The model stays as it is; `diffwindow.hf.load_windows(model, DIR)` adds the windows to it.
     """
     require("transformers", "huggingface_hub")
-    hf_fit.check_arguments(share, spans, per, sinks, tokens, block)
+    hf_fit.check_arguments(share, spans, per, sinks, tokens, block, seed)
+    # a fit takes minutes
+    files.check_folder_place(out)
+    if picture is not None:
+        check_picture("--picture", picture)
     with open_input(text) as lines:
         read = "".join(lines)
     with report_interrupt("no windows were saved"), show_progress() as progress:

@@ -17,6 +17,7 @@ RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or
 RunFolders = Annotated[
     list[Path], typer.Argument(metavar="RUN…", help="Run or model folders; several are an ensemble.")
 ]
+PICTURES = (".png", ".svg", ".pdf")
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …; auto takes a GPU if there is one.")]
 # the options of decoding, by field; the run or the verb decides where one is not given
 DECODING_OPTIONS: dict[str, Any] = {
@@ -94,6 +95,14 @@ def join_with_or(names: Sequence[str]) -> str:
     """
     *first, last = names
     return f"{', '.join(first)} or {last}" if first else last
+
+
+def check_picture(option: str, path: Path) -> None:
+    """Raise before anything is computed if a picture could not be written."""
+    if path.suffix.lower() not in PICTURES:
+        raise ValueError(f"{option} {path} does not end in {join_with_or(PICTURES)}")
+    if not path.parent.is_dir():
+        raise ValueError(f"{option} {path}: there is no folder {path.parent}")
 
 
 def takes_decoding(*fields: str) -> Callable[[Callable[..., None]], Callable[..., None]]:

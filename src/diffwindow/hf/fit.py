@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
-from typing import cast, get_args
+from typing import Any, cast, get_args
 
 import torch
 from jaxtyping import Int
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from diffwindow.checks import check_number, check_positive, check_whole
-from diffwindow.hf.span_costs import RecordedCosts, record_costs
+from diffwindow.hf.span_costs import RecordedCosts, record_costs, span_shares
 from diffwindow.hf.span_fit import fit_spans
 from diffwindow.hf.windows import add_spans, causal_places, remove_windows
 from diffwindow.messages import check_choice, quote
@@ -73,7 +74,7 @@ class FittedWindows:
         return "\n".join(
             [
                 *lines,
-                f"{self.settings}, fitted to {self.tokens:,} tokens",
+                f"{self.settings}, fitted to {self.tokens:,} tokens in contexts of {self.settings.block:,}",
                 f"on {self.held_out:,} held-out tokens: share {self.share:.3f} ({self.asked:g} asked), "
                 f"loss per token {self.before.loss:.4f} -> {self.after.loss:.4f}, {rise:+.4f} "
                 f"({self.predicted:+.4f} predicted)",
@@ -84,6 +85,8 @@ class FittedWindows:
         """Draw the mean share of each window, layers by heads or groups, as a picture."""
         from matplotlib.figure import Figure
 
+        from diffwindow.view.figures import save_figure
+
         shares = self.after.shares
         figure = Figure(figsize=(1.5 + 0.3 * len(shares[0]), 1.2 + 0.2 * len(shares)), layout="constrained")
         axes = figure.subplots()
@@ -91,7 +94,7 @@ class FittedWindows:
         axes.set_xlabel("head" if self.settings.per == "head" else "group of heads")
         axes.set_ylabel("layer")
         figure.colorbar(image, label="share of the keys that are read")
-        figure.savefig(path)
+        save_figure(figure, Path(path))
 
 
 def fit_windows(
@@ -125,11 +128,12 @@ def fit_windows(
         per: "head", or "kv_group": one window for all heads that share keys, which is what decoding reads.
         sinks: How many first keys every window has.
         tokens: How much of the text to use; an eighth is held out to choose and to measure.
-        block: The length of the contexts that it is cut into.
+        block: The length of the contexts that it is cut into: take that of your own. In longer ones spans
+            stay as they are, so that queries read a smaller share.
         seed: Of the sample of queries and the fit.
         progress: Shows how far it is, as `diffwindow.progress.show_progress()` does.
     """
-    check_arguments(share, spans, per, sinks, tokens, block)
+    check_arguments(share, spans, per, sinks, tokens, block, seed)
     places = causal_places(model)
     blocks = cut_blocks(texts, tokenizer, tokens, block).to(model.device)
     check_embedded(model, blocks)
@@ -137,10 +141,17 @@ def fit_windows(
     was_training = model.training
     model.eval()
     try:
-        recorded = record_costs(model, places, blocks[:-held_out], sinks=sinks, seed=seed, progress=progress)
-        return fit_recorded(
-            model, recorded, blocks[-held_out:], share, spans=spans, per=per, seed=seed, progress=progress
-        )
+        # a caller may have switched gradients off
+        with torch.inference_mode(False), torch.enable_grad():
+            recorded = record_costs(
+                model, places, blocks[:-held_out], sinks=sinks, seed=seed, progress=progress
+            )
+            return fit_recorded(
+                model, recorded, blocks[-held_out:], share, spans=spans, per=per, seed=seed, progress=progress
+            )
+    except BaseException:
+        remove_windows(model)
+        raise
     finally:
         model.train(was_training)
 
@@ -272,9 +283,10 @@ def _token_ids(
                 f"texts is a {texts.dtype} tensor of shape {tuple(texts.shape)}; pass a row of token ids"
             )
         return texts.long()
-    parts: list[object] = [texts] if isinstance(texts, str) else list(texts)
-    if all(isinstance(one, int) for one in parts):
-        return torch.tensor(parts, dtype=torch.long)
+    parts: list[Any] = [texts] if isinstance(texts, str) or not isinstance(texts, Iterable) else [*texts]
+    # numpy's integers too, but not a number alone
+    if isinstance(texts, Iterable) and all(isinstance(one, Integral) for one in parts):
+        return torch.tensor([int(one) for one in parts], dtype=torch.long)
     if not all(isinstance(one, str) for one in parts):
         raise TypeError(f"texts={quote(texts)} are neither strings nor token ids")
     if tokenizer is None:
@@ -289,7 +301,9 @@ def _token_ids(
     return torch.tensor(ids, dtype=torch.long)
 
 
-def check_arguments(share: float, spans: str, per: str, sinks: int, tokens: int, block: int) -> None:
+def check_arguments(
+    share: float, spans: str, per: str, sinks: int, tokens: int, block: int, seed: int
+) -> None:
     """Raise if an argument of `fit_windows` is not one it could have."""
     check_number("share", share)
     if not 0.0 < share <= 1.0:
@@ -305,3 +319,12 @@ def check_arguments(share: float, spans: str, per: str, sinks: int, tokens: int,
     check_positive("block", block)
     if block < sinks + 2:
         raise ValueError(f"block={block} leaves no key to hide beside sinks={sinks} and the query; use more")
+    check_whole("seed", seed)
+    if not -(2**63) <= seed < 2**63:
+        raise ValueError(f"seed={seed} does not fit into 64 bits")
+    least = float(span_shares(torch.arange(block), (1,), sinks)[:, 0].mean())
+    if share < least:
+        raise ValueError(
+            f"share={share:g} is out of reach: the query itself and sinks={sinks} are {least:.3f} of the "
+            f"keys in contexts of {block:,}"
+        )

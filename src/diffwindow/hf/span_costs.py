@@ -138,7 +138,7 @@ class Recorder(nn.Module):
         rotation: Rotation | None,
         scale: float | None,
     ) -> None:
-        """Keep the costs of the sampled queries; some queries of a group of heads at a time bound the memory."""
+        """Keep the costs of the sampled queries; some of a group of heads at a time bound the memory."""
         assert self.position is not None
         groups = k.shape[1]
         scale = q.shape[-1] ** -0.5 if scale is None else scale
