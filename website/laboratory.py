@@ -233,8 +233,7 @@ def page() -> str:
         gain = "" if kind is PLAIN else f"{found['gain']:+.1f} ± {found['reach']:.1f}".replace("-", "−")
         accuracy = f"{statistics.fmean(found['accuracy']):.1f}"
         name = f"[{kind.name}](#{kind.file})"
-        subject, seeds = f"{found['on_subject']:.0f} %", str(len(found["accuracy"]))
-        rows.append((name, accuracy, gain, seeds, subject, f"{short:.2f}", f"{long:.2f}"))
+        rows.append((name, accuracy, gain, f"{found['on_subject']:.0f} %", f"{short:.2f}", f"{long:.2f}"))
         line = f"`{kind.spelled}` · {accuracy} % right"
         if kind is not PLAIN:
             line += f", {gain} points · an update takes {short:.2f} times as long, "
@@ -248,7 +247,6 @@ def page() -> str:
         "attention",
         "right, %",
         "gain",
-        "seeds",
         "on the subject",
         "update",
         f"update, {LENGTH} tokens",
@@ -294,9 +292,10 @@ python -m website.laboratory page
 
 Given the words before a verb, is the verb singular or plural? Nouns of the other number stand
 between the subject and the verb, so the model must find the right noun. It is the demo's task and
-model: {rows} generated sentences, one layer of width 128, {updates} updates of {batch} sentences, tested
-on {rows} others. The answer is read from the mean over all words. Positions are sinusoidal
-unless a kind brings its own. Nothing was tuned for any kind.
+model: {rows} generated sentences, one layer of width 128, {updates} updates of {batch} sentences, {seeds}
+seeds, tested on {rows} others. The answer is read from the mean over all words. Positions are
+sinusoidal unless a kind brings its own. Nothing was tuned for any kind. Kinds that the notation has
+for decoders (`Dec`) or cross-attention (`Cr`) alone take the place of the encoder's attention here.
 
 {shown}
 
@@ -314,8 +313,8 @@ CLOSING = """
 One small task that rewards a window, because the grammar has one: the order of the rows here is not
 their order on [real text](../results/when-windows-help.md). The costs are those of this library's
 implementations: windows by token and by segment, plain attention and relative positions have CPU
-kernels, and the rest is written in PyTorch. Three seeds are few: those of one kind may be ten points
-apart, so read the intervals; [the demo](../results/demo.md) has twenty seeds of three kinds.
+kernels, and the rest is written in PyTorch. Seeds of one kind may be ten points apart, so read the
+intervals; [the demo](../results/demo.md) has twenty seeds of three kinds.
 Forgetting and stick-breaking attention were made for long causal texts, the Gaussian for
 cross-attention, adaptive spans for thousands of tokens: ten words show what they do, not what they
 are for. `Band` and `Bell`, which prefer near words by a fixed and by a learned distance, are in
