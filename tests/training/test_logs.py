@@ -88,6 +88,17 @@ def test_weights_and_biases_is_off_by_default_and_named_if_it_is_missing(tmp_pat
         RunLogs(tmp_path, wandb="windows")
 
 
+def test_weights_and_biases_without_an_account_is_one_sentence(tmp_path, monkeypatch):
+    page = StubPage()
+    page.__spec__, page.Error = object(), RuntimeError
+    page.init = lambda **asked: (_ for _ in ()).throw(RuntimeError("No API key configured."))
+    monkeypatch.setitem(sys.modules, "wandb", page)
+    with pytest.raises(
+        ValueError, match=r"train\.wandb=windows: No API key configured; set WANDB_MODE=offline"
+    ):
+        RunLogs(tmp_path, wandb="windows")
+
+
 REAL = """
 import sys
 from pathlib import Path

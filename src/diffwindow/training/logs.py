@@ -84,14 +84,18 @@ def _open_wandb(folder: Path, project: str) -> Any:
     if not path.is_file():
         write_json(path, {"id": uuid4().hex[:12]})
     config = read_json(folder / RUN_CONFIG) if (folder / RUN_CONFIG).is_file() else {}
-    run = wandb.init(
-        project=project,
-        dir=str(folder),
-        id=str(read_json(path).get("id")),
-        name=folder.resolve().name,
-        config=config,
-        resume="allow",
-    )
+    try:
+        run = wandb.init(
+            project=project,
+            dir=str(folder),
+            id=str(read_json(path).get("id")),
+            name=folder.resolve().name,
+            config=config,
+            resume="allow",
+        )
+    except wandb.Error as error:
+        advice = "set WANDB_MODE=offline to log to the disk, or leave train.wandb out"
+        raise ValueError(f"train.wandb={project}: {str(error).rstrip('.')}; {advice}") from None
     run.define_metric("*", step_metric="update")
     return run
 
