@@ -18,6 +18,13 @@ class Reference(griffe.Extension):
         for parameter in func.parameters:
             if parameter.default == "..." and options is not None:
                 parameter.default = options[parameter.name].value
+        if func.docstring is not None:
+            # those options again, which the docstring describes itself
+            for section in list(func.docstring.parsed):
+                if section.kind is griffe.DocstringSectionKind.parameters:
+                    section.value[:] = [one for one in section.value if one.value != "..."]
+                    if not section.value:
+                        func.docstring.parsed.remove(section)
 
 
 def _rewrite(thing: griffe.Object) -> None:
