@@ -181,7 +181,7 @@ _CUT = "model.window_tolerance=1e-3"
 _NARROW = ("Dec(MW,Dim=8)@all", "Dec(MW,Norm,Dim=8)@all")
 LONG_TEXT = _ablation(
     "long-text",
-    "Windows over long texts: do they become narrow enough to skip what lies outside?",
+    "Windows over long texts, and whether they become narrow enough to skip what lies outside",
     _NARROW,
     (LM_LONG,),
     (
