@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 
-from diffwindow.data.lines import Audit, BadRowError
+from diffwindow.data.encoding import Encoder
+from diffwindow.data.lines import Audit, BadRowError, CorpusError
 from diffwindow.data.own_files import labelled_recipe
 from diffwindow.data.prepare import prepare
 from diffwindow.data.store import Sequences
 from diffwindow.data.synthetic import agreement
+from diffwindow.data.tokenizer import Tokenizer
 from diffwindow.data.trees import (
     baseline_trees,
     distances_of,
@@ -89,6 +91,14 @@ def test_a_row_that_is_no_tree_is_named(tmp_path):
     path.write_text("text\tlabel\n(S (NP a) b)\tx\n(S (NP a) b))\ty\n")
     with pytest.raises(BadRowError, match=r"texts.tsv, row 2: not a bracketed tree: '\)' is outside"):
         prepare(labelled_recipe({"train": path}).read_phrases(), tmp_path / "store")
+
+
+def test_a_tree_that_does_not_match_its_text_is_named():
+    encoder = Encoder(Tokenizer.train_words(["my lamp fell"]))
+    with pytest.raises(
+        CorpusError, match="a tree of 2 words does not match its text, which has 3: 'my lamp fell"
+    ):
+        encoder.encode_phrases(["my lamp fell"], ["1 2"])
 
 
 def test_trees_are_split_at_their_largest_distances():
