@@ -56,8 +56,14 @@ CLAIMS = [
     Claim("generated, one layer", "circumstances-mini", "agreement-10-shallow", ["Enc(AW)"]),
     Claim("generated, four layers", "circumstances-mini", "agreement-10-deep", ["Enc(AW)"]),
     *(
-        Claim("phrases, generated", "phrases-mini", "agreement-trees", ["Enc(AW,Phr)"], base)
-        for base in ("Enc(AW,Phr)+phrase_placebo=shuffled", "Enc(AW,Phr)+phrase_placebo=random", "Enc(AW)")
+        Claim(f"phrases, {text}", "phrases-mini", column, [row], base)
+        for text, column in (("generated", "agreement-trees"), ("SST sentences", "sst-trees"))
+        for row, base in (
+            ("Enc(AW,Phr)", "Enc(AW,Phr)+phrase_placebo=shuffled"),
+            ("Enc(AW,Phr)", "Enc(AW,Phr)+phrase_placebo=random"),
+            ("Enc(AW,Phr)", "Enc(AW)"),
+            ("Enc(AW,Tree)", "Enc(AW)"),
+        )
     ),
     Claim("SST-2", "table5-paper", "sst", CLASSIFIERS),
     Claim("SST-2", "sentiment-positions-paper", "sst", [f"Global{ROTARY}"]),
