@@ -36,9 +36,9 @@ from diffwindow.progress import show_progress
 # WikiText's marks of joined words, and its spaces before commas and stops.
 DETOKENISE = ((" @-@ ", "-"), (" @,@ ", ","), (" @.@ ", "."), (" ,", ","), (" .", "."))
 SHARES = (0.52, 0.40, 0.34, 0.30)
-BLOCK, SINKS = 1024, 4
-# By the length of the blocks that windows are fitted to: how many blocks, and how many are held out.
-FITTED_TO = {1024: (14, 2), 8192: (2, 1)}
+BLOCK, HELD_OUT, SINKS = 1024, 2, 4
+# How many blocks windows are fitted to, by their length; HELD_OUT blocks of BLOCK tokens follow.
+FITTED_TO = {1024: 14, 8192: 1}
 # (length of a block, how many blocks), and the cells that are measured there, the most telling first; cells
 # that end in @8192 are windows that were fitted to blocks of that length
 MAIN = [
@@ -113,13 +113,14 @@ class Bench:
         spans, per, share = re.fullmatch(r"(query-mlp|query|head)-(head|kv_group)-(\S+)", name).groups()
         begun = time.process_time()
         block = int(length or BLOCK)
-        count, held_out = FITTED_TO[block]
-        blocks = self.tokens("train", block * (count + held_out)).view(-1, block)
+        used = block * FITTED_TO[block]
+        ids = self.tokens("train", used + HELD_OUT * BLOCK)
         with show_progress() as progress:
-            recorded = self.recorded(blocks[:count], progress)
+            recorded = self.recorded(ids[:used].view(-1, block), progress)
             fitted = fit_recorded(
-                self.model, recorded, blocks[count:], float(share), spans=spans, per=per, progress=progress
-            )
+                self.model, recorded, ids[used:].view(-1, BLOCK), float(share), spans=spans, per=per,
+                progress=progress,
+            )  # fmt: skip
         save_windows(self.model, self.out / "windows" / cell)
         report = {
             "cell": cell,
