@@ -9,6 +9,7 @@ import torch
 from torch.testing import assert_close
 
 from diffwindow import WindowAttention
+from diffwindow.kernels.int8 import Int8Linear
 from diffwindow.models.residual import join
 
 CASES = [
@@ -60,6 +61,12 @@ def check_residual() -> None:
     assert_close(*results)
 
 
+def check_int8() -> None:
+    """Compare a linear layer of eight bits in one graph with its kernel."""
+    layer, x = Int8Linear(torch.randn(64, 16)), torch.randn(3, 16)
+    assert_close(torch.compile(layer, fullgraph=True, backend="aot_eager")(x), layer(x))
+
+
 def check_export(attention: WindowAttention) -> None:
     """Export at one length and run at others."""
     x, options = inputs(attention, 7)
@@ -83,5 +90,6 @@ if __name__ == "__main__":
         check_compile(WindowAttention(16, 2, **case), "aot_eager")
         check_export(WindowAttention(16, 2, **case))
     check_residual()
+    check_int8()
     check_compile(WindowAttention(16, 2, **CASES[1]), "inductor")
     print("graphs equal eager")

@@ -82,8 +82,9 @@ def test_rows_as_an_embedding_has_them(monkeypatch):
     for rounded in (Int8Linear(layer.weight), plain(layer, monkeypatch)):
         rows = rounded.rows(indices)
         assert ((rows - layer.weight[indices]).abs() <= layer.weight.abs().amax() / 127).all()
-        with pytest.raises(IndexError):
-            rounded.rows(torch.tensor([70]))
+        for unknown in (70, -1):
+            with pytest.raises(IndexError):
+                rounded.rows(torch.tensor([unknown]))
 
 
 def test_zero_and_what_is_not_finite(monkeypatch):
@@ -100,7 +101,15 @@ def test_zero_and_what_is_not_finite(monkeypatch):
 def test_what_torch_observes_sees_operators():
     rounded, x = Int8Linear(torch.randn(64, 16)), torch.randn(3, 16)
     assert "_int_mm" in make_fx(rounded)(x).code
-    torch.testing.assert_close(rounded(x.bfloat16()).float(), rounded(x), rtol=0.02, atol=0.1)
+
+
+def test_plain_pytorch_takes_other_types_and_strides(monkeypatch):
+    layer, x = nn.Linear(16, 64), torch.randn(5, 3, 16).transpose(0, 1)
+    rounded, reference = Int8Linear(layer.weight, layer.bias), plain(layer, monkeypatch)
+    expected = rounded(x)
+    torch.testing.assert_close(reference(x), expected)
+    torch.testing.assert_close(rounded(x.bfloat16()).float(), expected, rtol=0.02, atol=0.1)
+    torch.testing.assert_close(rounded.double()(x).float(), expected)
 
 
 def test_neither_trained_nor_saved():

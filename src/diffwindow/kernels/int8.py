@@ -74,19 +74,19 @@ class Int8Linear(nn.Module):
         exact = x.float()
         largest = exact.abs().amax(-1, keepdim=True)
         rounded = (exact * _inverse(largest)).round().to(torch.int8)
-        sums = torch._int_mm(rounded.view(-1, self.in_features), self._matrix()[first:last].T)
+        sums = torch._int_mm(rounded.reshape(-1, self.in_features), self._matrix()[first:last].T)
         scaled = sums.view(*x.shape[:-1], last - first) * (largest / _LARGEST * self.scale[first:last])
         return (scaled + self.bias[first:last]).to(x.dtype)
 
     def rows(self, indices: Int[Tensor, "*lead"]) -> Float[Tensor, "*lead i"]:
         """Return rows of the weight, as an embedding does."""
-        # first, because it knows how many there are without the padding
-        scale = self.scale[: self.out_features][indices]
+        # first, because it knows how many there are without the padding; an embedding refuses those below 0
+        scale = F.embedding(indices, self.scale[: self.out_features, None])
         if self.weight.dim() == 2:
             rounded = self.weight[indices]
         else:
             rounded = self.weight[indices // _BLOCK, :, indices % _BLOCK].flatten(-2)
-        return rounded[..., : self.in_features] * scale[..., None]
+        return rounded[..., : self.in_features] * scale
 
     def train(self, mode: bool = True) -> "Int8Linear":
         """Raise unless the mode is that of evaluation."""
@@ -104,14 +104,17 @@ class Int8Linear(nn.Module):
 
     def _can_serve(self, x: Tensor) -> bool:
         return (
-            self.weight.dim() == 4
+            # first: a compiler cannot trace all that follows
+            not cpu.is_observed()
+            and self.weight.dim() == 4
             and self.weight.is_cpu
+            # not after module.to(dtype)
+            and self.scale.dtype == torch.float32
             and type(x) is Tensor
             and x.dtype == torch.float32
             and x.is_cpu
             and x.layout == torch.strided
             and not x.is_neg()
-            and not cpu.is_observed()
         )
 
     def _run(self, x: Tensor, first: int, last: int) -> Tensor:
