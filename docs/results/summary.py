@@ -1,4 +1,4 @@
-"""Draw `gains.png` and print the rows of the summary table, from the reports of this folder.
+"""Draw `gains.png` and `use.png`, and print the rows of the summary table, from the reports of this folder.
 
     python docs/results/summary.py
 
@@ -23,6 +23,8 @@ HERE = Path(__file__).parent
 COLUMNS = 3
 ROTARY = "+positions=rotary"
 BEST = "Enc(AW)-Cr(AW,Seg)-Dec(MW)"
+# windows at test time
+RULES = {"soft": "as trained", "argmax": "discrete", "none": "none, M = 1"}
 
 
 class Claim(NamedTuple):
@@ -45,6 +47,7 @@ LANGUAGE = "language model, perplexity"
 TEST_SETS = {"test 2016": "en-de", "test 2017": "en-de-test2017", "MSCOCO": "en-de-mscoco"}
 CLAIMS = [
     Claim(LONG, "table5-paper", "sva-subset", CLASSIFIERS),
+    Claim(f"{LONG}, trained again", "table5-rules-paper", "sva-subset", ["Enc(MW)", "Enc(AW)"]),
     Claim(LONG, "positions-paper", "sva-subset", [f"Global{ROTARY}"]),
     Claim(LONG, "positions-paper", "sva-subset", [f"Enc(MW){ROTARY}", f"Enc(AW){ROTARY}"], f"Global{ROTARY}"),
     Claim(SHORT, "positions-mini", "sva-subset", ["Enc(Rel)@all", "Enc(MW)", "Enc(AW)", f"Global{ROTARY}"]),
@@ -66,6 +69,7 @@ CLAIMS = [
         )
     ),
     Claim("SST-2", "table5-paper", "sst", CLASSIFIERS),
+    Claim("SST-2, trained again", "table5-rules-paper", "sst", ["Enc(MW)", "Enc(AW)"]),
     Claim("SST-2", "sentiment-positions-paper", "sst", [f"Global{ROTARY}"]),
     Claim("IMDB, 2,000 updates", "table5-mini", "imdb", CLASSIFIERS),
     Claim("IMDB, 10,000 updates", "table5-paper", "imdb", ["Enc(MW)", "Enc(AW)"]),
@@ -200,6 +204,30 @@ def _draw_task(ax: Axes, task: str, found: list[dict[str, Any]]) -> None:
     ax.set_title(task, fontsize=8, loc="left", fontweight="bold")
 
 
+def draw_use(report: Path, path: Path) -> None:
+    """Draw what windows do in classifiers: accuracy by length, and with other windows at test time."""
+    columns = [one for one in json.loads(report.read_text(encoding="utf-8"))["columns"] if not one["further"]]
+    figure = Figure(figsize=(11.0, 3.0 * len(columns)), layout="constrained")
+    for (left, right), column in zip(figure.subplots(len(columns), 2, squeeze=False), columns, strict=True):
+        plain, *windows = (row for row in column["rows"] if row["by_seed"])
+        for number, row in enumerate((plain, *windows)):
+            lengths = row["groups"]["by_length"]
+            left.plot(lengths.keys(), [value for value, _ in lengths.values()], "o-", label=row["label"])
+            if row is plain:
+                right.axhline(row["ours"]["mean"], linestyle="--")
+                continue
+            places = np.arange(len(RULES)) + 0.3 * (number - (len(windows) + 1) / 2)
+            values = [row["rules"][rule]["ours"]["mean"] for rule in RULES]
+            right.bar_label(right.bar(places, values, 0.3, color=f"C{number}"), fmt="%.1f", padding=2)
+        title, _, _ = column["title"].partition(",")
+        left.set_title(f"{title}: accuracy by length in tokens, %", fontsize=10)
+        right.set_title("with other windows at test time; dashed: the plain model", fontsize=10)
+        right.set_xticks(range(len(RULES)), list(RULES.values()))
+        right.set_ylim(40, 105)
+        left.legend(loc="lower left")
+    figure.savefig(path, dpi=90)
+
+
 def row(gain: dict[str, Any]) -> str:
     """Return a row of the summary table in Markdown."""
     shown = f"{gain['gain']:+.2f}" + ("" if gain["reach"] is None else f" ± {gain['reach']:.2f}")
@@ -209,4 +237,5 @@ def row(gain: dict[str, Any]) -> str:
 if __name__ == "__main__":
     everything = gains()
     draw(everything, HERE / "gains.png")
+    draw_use(HERE / "table5-rules-paper/report.json", HERE / "use.png")
     print("\n".join(map(row, everything)))
