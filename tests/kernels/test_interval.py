@@ -204,6 +204,16 @@ def test_nan_is_not_swallowed(queries):
         assert out[1].isfinite().all()
 
 
+@pytest.mark.parametrize("queries", [1, 40])
+def test_roundings_of_huge_scores_leave_gradients_bounded(queries):
+    torch.manual_seed(0)
+    q, k, v = (scale * torch.randn(2, 2, n, 8) for scale, n in ((1e8, queries), (1e8, 70), (1.0, 70)))
+    v.requires_grad_()
+    outputs = interval_attention(q, k, v, impl="cpu")
+    # each query gives all its weight to one key
+    assert_close(torch.autograd.grad(outputs.sum(), v)[0].sum(2), torch.full((2, 2, 8), float(queries)))
+
+
 @pytest.mark.parametrize("empty", ["batch", "kv_heads", "queries", "keys", "widths", "value width"])
 def test_empty_dimensions(empty):
     sizes = {"widths": {"widths": (0, 16)}, "value width": {"widths": (16, 0)}}

@@ -28,7 +28,10 @@ def logsumexp(x: Float[Tensor, "*lead v"]) -> Float[Tensor, "*lead 1"]:
 def topk(
     x: Float[Tensor, "*lead v"], count: int
 ) -> tuple[Float[Tensor, "*lead count"], Int[Tensor, "*lead count"]]:
-    """Return what `torch.topk` does over the last dimension; of equal values the first columns."""
+    """Return what `torch.topk` does over the last dimension; of equal values the first columns.
+
+    The columns of values of -inf may be any.
+    """
     if count > _MAX_COUNT or not _can_serve(x):
         values, columns = x.topk(count)
         return values, columns

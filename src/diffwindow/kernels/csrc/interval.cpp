@@ -80,8 +80,11 @@ struct Forward {
   }
 };
 
+// Whether forward was that of one query, whose scores are rounded otherwise than those of a tile.
+bool is_one_query(const Interval& p) { return p.queries == 1 && p.dropout == 0 && !p.tables.given(); }
+
 bool forward(const Interval& p) {
-  if (p.queries == 1 && p.dropout == 0 && !p.tables.given()) return attend_one(p);
+  if (is_one_query(p)) return attend_one(p);
   Arena counted(nullptr);
   const Forward sizes(p, counted);
   const int64_t blocks = ceil_div(p.queries, kBlockRows);
@@ -172,6 +175,7 @@ struct Backward {
     table_keys.clear(block);
     table_values.clear(block);
     const Reach reach(p, block, head);
+    if (is_one_query(p)) sum_again(head, block, reach);
     reach.for_tiles([&](int64_t first, int64_t last, PanelBits some) {
       tile.score(block, reach, head, some, first, last, queries, table_keys);
       score_tile(block, some, first, last, tile.values, grad_panels, p.value_width, grad);
@@ -192,6 +196,21 @@ struct Backward {
     for (int64_t i = 0; i < block.panels; ++i)
       store_queries(p, p.grad_q, head.b, head.h, block.query + i * kPanel, block.rows_of(i), width,
                     grad_queries + i * kPanel * width, scale);
+  }
+
+  // Take the softmax's maximum and sum from the scores that backward makes: roundings of large ones differ by more than 1,
+  // and e^x of a score above its maximum would have no bound.
+  void sum_again(const HeadMask& head, const Block& block, const Reach& reach) {
+    Running running;
+    running.reset();
+    alignas(64) float rescale[kPanel];
+    reach.for_tiles([&](int64_t first, int64_t last, PanelBits some) {
+      tile.score(block, reach, head, some, first, last, queries, table_keys);
+      const int64_t end = block.end(0, last);
+      weigh<kSumOnly>(Tile{first, end, 0}, end, dropout, running, tile.scores.data, nullptr, rescale);
+    });
+    panel[0].max[0] = running.max[0];
+    panel[0].inverse[0] = running.inverse(0);
   }
 
   void differentiate(const HeadMask& head, const Block& block, int64_t i, int64_t first, int64_t end) {
