@@ -129,12 +129,15 @@ def plain_attention(
     *,
     dropout_p: float = 0.0,
     scale: float | None = None,
+    own_kernels: bool = True,
 ) -> Float[Tensor, "b h q w"]:
     """Attend to what `visibility` shows; `bias` is one more bias or mask.
 
-    Training on a CPU runs in our kernels, the rest in PyTorch's fused attention.
+    Training on a CPU runs in our kernels, the rest in PyTorch's fused attention; without `own_kernels` all
+    does, with the bits of models that use it.
     """
-    if _trains_on_a_cpu(q, k, v, dropout_p) and (dropout_p > 0 or bias is None or not bias.requires_grad):
+    needs_torch = bias is not None and bias.requires_grad and dropout_p == 0
+    if own_kernels and not needs_torch and _trains_on_a_cpu(q, k, v, dropout_p):
         mask, added = visibility.attn_mask, visibility.attn_bias
         if bias is not None and bias.is_floating_point():
             added = bias if added is None else bias + added
@@ -144,20 +147,6 @@ def plain_attention(
             q, k, v, attn_mask=mask, attn_bias=added, is_causal=visibility.is_causal, scale=scale,
             dropout_p=dropout_p,
         )  # fmt: skip
-    return torch_attention(q, k, v, visibility, bias, dropout_p=dropout_p, scale=scale)
-
-
-def torch_attention(
-    q: Float[Tensor, "b h q e"],
-    k: Float[Tensor, "b h k e"],
-    v: Float[Tensor, "b h k w"],
-    visibility: Visibility,
-    bias: Tensor | None = None,
-    *,
-    dropout_p: float = 0.0,
-    scale: float | None = None,
-) -> Float[Tensor, "b h q w"]:
-    """Attend as `plain_attention`, in PyTorch's fused attention, with the bits of models that use it."""
     # PyTorch's own causal mask is faster than an explicit one
     plain = visibility.attn_mask is None and visibility.attn_bias is None and bias is None
     mask = None if plain else _join(bias, visibility, q, k)

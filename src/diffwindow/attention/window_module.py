@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from diffwindow import functional, ops
-from diffwindow.attention.plain import plain_weights, torch_attention
+from diffwindow.attention.plain import plain_attention, plain_weights
 from diffwindow.attention.visibility import Visibility
 from diffwindow.checks import WINDOW_RULES, Options, WindowRule
 from diffwindow.messages import check_choice
@@ -41,7 +41,9 @@ class WindowModule(nn.Module):
         seen = visibility.visible(q, k)
         k, v = (functional.zero_unseen_keys(x, seen) for x in (k, v))
         # with a closed gate, a pretrained model keeps its bits
-        plain = torch_attention(q, k, v, visibility, dropout_p=options.dropout_p, scale=options.scale)
+        plain = plain_attention(
+            q, k, v, visibility, dropout_p=options.dropout_p, scale=options.scale, own_kernels=False
+        )
         return mix_heads(plain, heads, self.gate)
 
     def _window_maps(

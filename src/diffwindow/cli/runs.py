@@ -40,7 +40,8 @@ def runs(
         found += below
     summaries = [training_records.RunSummary.read(run) for run in found]
     differences: dict[str, tuple[Any, Any]] = {}
-    if len(folders) == 2 and found == folders:
+    are_compared = len(folders) == 2 and found == folders
+    if are_compared:
         first, second = (training_run.Run.open(folder).config for folder in folders)
         differences = training_config.differences(first, second)
     if as_json:
@@ -50,7 +51,7 @@ def runs(
     if differences:
         rows = [(name, *map(_setting, values)) for name, values in differences.items()]
         print("\n".join(["", *_columns([("setting", *map(str, folders)), *rows])]))
-    elif len(folders) == 2 and found == folders:
+    elif are_compared:
         print("\nthe configs are the same")
 
 
