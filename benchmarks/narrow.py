@@ -4,17 +4,17 @@ Each query of the band reads the last WIDTH keys, with the kernels of intervals:
 attention could save. The windows (normalised, narrow pointers, four sinks) are WIDTH keys wide on average;
 a bias that grows with the place of the key holds their pointers near the query.
 
-    python benchmarks/narrow.py [--length 2048] [--width 32] [--tolerance 0.01] [--rounds 8] [--threads 1]
+    python benchmarks/narrow.py [--length 2048] [--width 32] [--tolerance 0.01] [--seconds 60] [--threads 1]
 """
 
 import argparse
 import math
 import statistics
-import time
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from training_step import PLAIN, Step, make_step, measure
 
 from diffwindow import Boundaries, LanguageModel, LanguageModelConfig, ops
 from diffwindow.attention.plain import GlobalAttention
@@ -22,16 +22,15 @@ from diffwindow.attention.window import WindowAttention
 
 WINDOWS, SINKS = "Dec(MW,Norm,Dim=8,Sink=4)@all", 4
 SIZE = {"vocab_size": 260, "embed_dim": 256, "num_heads": 4, "ffn_dim": 1024, "num_layers": 4, "dropout": 0.0}
-Step = Callable[[], float]
 
 
 def make_model(attention: str) -> LanguageModel:
     torch.manual_seed(0)
-    return LanguageModel(LanguageModelConfig(**SIZE, attention=attention, positions="rotary")).train()
+    return LanguageModel(LanguageModelConfig(**SIZE, attention=attention, positions="rotary"))
 
 
 def band_model(width: int) -> LanguageModel:
-    model = make_model("Global")
+    model = make_model(PLAIN)
     for attention in model.modules():
         if isinstance(attention, GlobalAttention):
             attention._attend = keep_near(attention, width)
@@ -76,20 +75,15 @@ def hold_pointers(split_heads: Callable[..., tuple], width: int) -> Callable[...
     return split
 
 
-def make_step(model: LanguageModel, length: int) -> Step:
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, fused=True)
+def make_update(model: LanguageModel, length: int) -> Step:
     torch.manual_seed(0)
     text = torch.randint(4, SIZE["vocab_size"], (2, length + 1))
 
-    def step() -> float:
-        start = time.perf_counter()
-        loss = model.loss(text[:, :-1], text[:, 1:])
-        (loss.total / loss.num_tokens).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return time.perf_counter() - start
+    def loss() -> Tensor:
+        found = model.loss(text[:, :-1], text[:, 1:])
+        return found.total / found.num_tokens
 
-    return step
+    return make_step(model, loss, "cpu", "fp32")
 
 
 def main() -> None:
@@ -97,23 +91,20 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=2048, help="bytes a text; two texts a batch")
     parser.add_argument("--width", type=int, default=32, help="keys of the band; mean width of the windows")
     parser.add_argument("--tolerance", type=float, default=0.01, help="the windows' tolerance")
-    parser.add_argument("--rounds", type=int, default=8, help="updates of each model")
+    parser.add_argument("--seconds", type=float, default=60.0, help="about how long to measure")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     models = {
-        "plain": make_model("Global"),
+        PLAIN: make_model(PLAIN),
         "band": band_model(options.width),
         "windows": window_model(options.width, options.tolerance),
     }
-    steps = {name: make_step(model, options.length) for name, model in models.items()}
-    for step in steps.values():
-        step()
-    times = [{name: step() for name, step in steps.items()} for _ in range(options.rounds)]
-    median = {name: statistics.median(one[name] for one in times) for name in steps}
+    steps = {name: make_update(model, options.length) for name, model in models.items()}
+    median = {name: statistics.median(times) for name, times in measure(steps, options.seconds).items()}
     for name, seconds in median.items():
         print(
-            f"{name:<8}{seconds * 1e3:>8.0f} ms an update, {median['plain'] / seconds:.2f} of the plain speed"
+            f"{name:<8}{seconds * 1e3:>8.0f} ms an update, {median[PLAIN] / seconds:.2f} of the plain speed"
         )
 
 
