@@ -40,31 +40,41 @@ BLOCK, HELD_OUT, SINKS = 1024, 2, 4
 # How many blocks windows are fitted to, by their length; HELD_OUT blocks of BLOCK tokens follow.
 FITTED_TO = {1024: 14, 8192: 1}
 # (length of a block, how many blocks), and the cells that are measured there, the most telling first; cells
-# that end in @8192 are windows that were fitted to blocks of that length
+# that end in @8192 are windows that were fitted to blocks of that length, and in @8192-asks to one more that
+# asks for what it told far back
 MAIN = [
     f"{kind}-{share:.2f}"
     for share in (0.40, 0.30, 0.34, 0.52)
     for kind in ("query-head", "head-head", "sliding")
 ]
 GROUPS = [f"{kind}-kv_group-{share:.2f}" for share in (0.40, 0.30, 0.34, 0.52) for kind in ("query", "head")]
-MLP = [f"query-mlp-head-{share:.2f}" for share in (0.30, 0.40)]
-LONG = [f"{cell}@8192" for cell in ("query-head-0.40", "query-head-0.17", "head-head-0.40")]
+MLP = [f"query-mlp-head-{share:.2f}" for share in (0.30, 0.40, 0.34, 0.52)]
+LONG = [f"{cell}@8192" for cell in ("query-head-0.40", "query-head-0.17", *MAIN[1:]) if "sliding" not in cell]
+ASKS = "query-head-0.40@8192-asks"
 PARTS = {
     "perplexity-1024-2": ("wiki", 1024, 2, ["full", *MAIN, *MLP, *GROUPS]),
     "perplexity-1024": ("wiki", 1024, 20, ["full", *MAIN, *GROUPS, *MLP, *LONG[:1]]),
     "perplexity-2048": ("wiki", 2048, 10, ["full", *MAIN, *GROUPS[:2]]),
     # 0.17 is what windows fitted to 1,024 tokens read here
-    "perplexity-8192": ("wiki", 8192, 2, ["full", *MAIN[:3], "sliding-0.17", *LONG]),
+    "perplexity-8192": ("wiki", 8192, 2, ["full", *MAIN, "sliding-0.17", *LONG, ASKS]),
     "enwik8-1024": ("enwik8", 1024, 10, ["full", *MAIN[:3]]),
 }
 # The cells in which the rest is measured.
-PROBED = ["full", *MAIN[:3], *LONG[:1]]
+PROBED = ["full", *MAIN[:3], *LONG[:1], ASKS]
 # BLiMP: the pairs of each paradigm, and the tokens of other text that stand before each sentence
 PAIRS = 20
 BLIMP = {"blimp": 0, "blimp-512": 512}
 # contexts of the recall probe: how many, their length, how far back the facts may be, facts of each
-RECALL = {"recall-1024": (20, 1024, 200, 900, 1), "recall-8192": (1, 8192, 4000, 7900, 10)}
+RECALL = {"recall-1024": (20, 1024, 200, 900, 1), "recall-8192": (4, 8192, 4000, 7900, 10)}
 NAMES = ["Anna", "Boris", "Clara", "David", "Elena", "Frank", "Greta", "Henry", "Irene", "Jonas"]
+# What the probe asks, and what is asked in the text that windows are fitted to.
+QUESTION = " The secret number of {} is"
+FITTED_QUESTIONS = (
+    " The telephone extension of {} is",
+    " {} lives in room",
+    " The badge of {} has the number",
+    " The locker that belongs to {} is",
+)
 EVERYTHING = [*PARTS, *RECALL, *BLIMP]
 
 
@@ -109,14 +119,19 @@ class Bench:
 
     def fit(self, cell: str) -> None:
         """Fit the windows of a cell, keep them and say how it went."""
-        name, _, length = cell.partition("@")
+        name, _, text = cell.partition("@")
+        length, _, asks = text.partition("-")
         spans, per, share = re.fullmatch(r"(query-mlp|query|head)-(head|kv_group)-(\S+)", name).groups()
         begun = time.process_time()
         block = int(length or BLOCK)
-        used = block * FITTED_TO[block]
+        used = block * (FITTED_TO[block] + bool(asks))
         ids = self.tokens("train", used + HELD_OUT * BLOCK)
+        if asks:
+            ids[used - block : used] = self.asking(ids[used - block : used])
         with show_progress() as progress:
-            recorded = self.recorded(ids[:used].view(-1, block), progress)
+            recorded = self.recorded(
+                ids[:used].view(-1, block), self.out / f"costs-{text or BLOCK}.pt", progress
+            )
             fitted = fit_recorded(
                 self.model, recorded, ids[used:].view(-1, BLOCK), float(share), spans=spans, per=per,
                 progress=progress,
@@ -134,9 +149,15 @@ class Bench:
         write_json(self.out / "results" / f"fit {cell}.json", report)
         print(fitted, flush=True)
 
-    def recorded(self, blocks, progress):
+    def asking(self, text: torch.Tensor) -> torch.Tensor:
+        """Return a block of text that asks, at its end, for a number that each question's name has."""
+        generator = torch.Generator().manual_seed(1)
+        questions = [question.format(name) for question in FITTED_QUESTIONS for name in NAMES]
+        told = draw_facts(questions, len(text) // 16, len(text) * 7 // 8, generator)
+        return self.tell_and_ask(text, told)[0]
+
+    def recorded(self, blocks, path, progress):
         """Return the recorded costs, kept on disk."""
-        path = self.out / f"costs-{blocks.shape[1]}.pt"
         if not path.is_file():
             places = causal_places(self.model)
             torch.save(record_costs(self.model, places, blocks, sinks=SINKS, progress=progress), path)
@@ -170,11 +191,8 @@ class Bench:
             path = self.out / "results" / f"{part} {cell}.json"
             rows = json.loads(path.read_text())["rows"] if path.is_file() else []
             for number in range(count):
-                told = {}
-                for fact in range(facts):
-                    back = int(torch.randint(nearest, farthest, (1,), generator=generator))
-                    code = int(torch.randint(100, 1000, (1,), generator=generator))
-                    told[NAMES[(number + fact) % len(NAMES)]] = (back, f" {code}")
+                questions = [QUESTION.format(NAMES[(number + fact) % len(NAMES)]) for fact in range(facts)]
+                told = draw_facts(questions, nearest, farthest, generator)
                 if number * facts < len(rows):
                     continue
                 ids, end, answers = self.tell_and_ask(text[number], told)
@@ -191,13 +209,12 @@ class Bench:
     def tell_and_ask(
         self, text: torch.Tensor, told: dict[str, tuple[int, str]]
     ) -> tuple[torch.Tensor, torch.Tensor, list[slice]]:
-        """Tell each name's number some tokens before the end of a text, and ask for all of them there.
+        """Tell the answer to each question some tokens before the end of a text, and ask them all there.
 
         Return the tokens, those of the questions and answers, and where the answers are among these.
         """
         facts, end, answers = [], [], []
-        for name, (back, code) in told.items():
-            question = f" The secret number of {name} is"
+        for question, (back, code) in told.items():
             facts.append((back, self.ids(f"{question}{code}.")))
             end += [*(self.ids(".") if end else ()), *self.ids(question)]
             answers.append(slice(len(end), len(end) + len(self.ids(code))))
@@ -264,6 +281,18 @@ class Bench:
         logits = self.model(ids, past_key_values=context, use_cache=context is not None).logits[:, :-1]
         losses = nn.functional.cross_entropy(logits.transpose(1, 2).float(), ids[:, 1:], reduction="none")
         return -(losses * real[:, 1:]).sum(1)
+
+
+def draw_facts(
+    questions: list[str], nearest: int, farthest: int, generator: torch.Generator
+) -> dict[str, tuple[int, str]]:
+    """Draw for each question how many tokens before the end it is answered, and the number."""
+    told = {}
+    for question in questions:
+        back = int(torch.randint(nearest, farthest, (1,), generator=generator))
+        code = int(torch.randint(100, 1000, (1,), generator=generator))
+        told[question] = (back, f" {code}")
+    return told
 
 
 def slide(model: nn.Module, share: float, length: int) -> None:

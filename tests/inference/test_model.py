@@ -161,6 +161,9 @@ def test_eight_bits_change_no_file_and_are_neither_saved_nor_trained(folders, tm
     assert not any(tmp_path.glob("saved/*.safetensors"))
     with pytest.raises(ValueError, match="cannot be trained; load the model without dtype='int8'"):
         model.train()
+    tokens = torch.ones(1, 3, dtype=torch.long)
+    with pytest.raises(ValueError, match="cannot be trained; load the model without dtype='int8'"):
+        model.loss(tokens, tokens, tokens)
     assert {path: path.read_bytes() for path in folders["translator"].iterdir()} == before
 
 

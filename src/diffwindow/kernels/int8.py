@@ -22,7 +22,7 @@ _BLOCK, _QUAD = 64, 4
 _LARGEST = 127.0
 # below, a row counts as zero, and 127 / max would overflow
 _SMALLEST = 1e-30
-_NOT_TRAINED = "weights of eight bits cannot be trained; load the model without dtype='int8'"
+NOT_TRAINED = "weights of eight bits cannot be trained; load the model without dtype='int8'"
 
 
 class Int8Linear(nn.Module):
@@ -66,7 +66,7 @@ class Int8Linear(nn.Module):
     def outputs(self, x: Float[Tensor, "*lead i"], first: int, last: int) -> Float[Tensor, "*lead some"]:
         """Compute the outputs from `first` to `last` alone."""
         if torch.is_grad_enabled() and x.requires_grad:
-            raise ValueError(_NOT_TRAINED)
+            raise ValueError(NOT_TRAINED)
         if x.shape[-1] != self.in_features:
             raise ValueError(f"x has {x.shape[-1]} features, but the layer has {self.in_features} inputs")
         if self._can_serve(x):
@@ -91,7 +91,7 @@ class Int8Linear(nn.Module):
     def train(self, mode: bool = True) -> "Int8Linear":
         """Raise unless the mode is that of evaluation."""
         if mode:
-            raise ValueError(_NOT_TRAINED)
+            raise ValueError(NOT_TRAINED)
         return self
 
     def _save_to_state_dict(self, *_: Any) -> None:

@@ -12,7 +12,7 @@ from diffwindow.checks import check_tokens
 from diffwindow.models.config import Depth, ModelConfig
 from diffwindow.models.decoding_state import DecodingState
 from diffwindow.models.layers import AttentionBlock, TokenEmbedding, TransformerStack
-from diffwindow.models.loss import TokenLoss, token_log_probs, token_loss
+from diffwindow.models.loss import TokenLoss, token_log_probs
 from diffwindow.models.model import Model
 from diffwindow.notation import Role
 
@@ -71,7 +71,7 @@ class LanguageModel(Model[LanguageModelConfig]):
     ) -> TokenLoss:
         """Score `labels`, the token after each of `tokens`, without holding the logits."""
         hidden = self.hidden(tokens, mask)
-        return token_loss(hidden, self.embedding.weight, labels, label_smoothing=label_smoothing)
+        return self.embedding.loss(hidden, labels, label_smoothing=label_smoothing)
 
     def nll_by_row(
         self, tokens: Int[Tensor, "b n"], labels: Int[Tensor, "b n"], mask: Bool[Tensor, "b n"] | None = None

@@ -16,9 +16,10 @@ from diffwindow.attention.kinds import build_attention
 from diffwindow.attention.phrases import PhraseGates
 from diffwindow.attention.visibility import EVERYTHING, Visibility, sinusoids
 from diffwindow.kernels import few_rows
-from diffwindow.kernels.int8 import Int8Linear
+from diffwindow.kernels.int8 import NOT_TRAINED, Int8Linear
 from diffwindow.models import residual
 from diffwindow.models.decoding_state import DecodingState
+from diffwindow.models.loss import TokenLoss, token_loss
 from diffwindow.notation import Attention
 from diffwindow.special_tokens import PAD
 
@@ -92,6 +93,14 @@ class TokenEmbedding(nn.Module):
             output: Tensor = self.rounded(hidden)
             return output
         return few_rows.linear(hidden, self.weight)
+
+    def loss(
+        self, hidden: Float[Tensor, "*lead d"], labels: Int[Tensor, "*lead"], *, label_smoothing: float = 0.0
+    ) -> TokenLoss:
+        """Score labels against the logits, without holding these."""
+        if self.rounded is not None:
+            raise ValueError(NOT_TRAINED)
+        return token_loss(hidden, self.weight, labels, label_smoothing=label_smoothing)
 
     def round_weight(self) -> None:
         """Keep the matrix in eight bits from now on."""

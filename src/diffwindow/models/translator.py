@@ -12,7 +12,7 @@ from diffwindow.checks import check_tokens
 from diffwindow.models.config import Depth, ModelConfig
 from diffwindow.models.decoding_state import DecodingState
 from diffwindow.models.layers import AttentionBlock, TokenEmbedding, TransformerStack
-from diffwindow.models.loss import TokenLoss, token_loss
+from diffwindow.models.loss import TokenLoss
 from diffwindow.models.model import Model
 from diffwindow.notation import Role
 from diffwindow.special_tokens import PAD
@@ -89,7 +89,7 @@ class Translator(Model[TranslatorConfig]):
     ) -> TokenLoss:
         """Score `labels`, the token after each of `target`, without holding the logits."""
         hidden = self.hidden(source, target, source_mask, gates)
-        return token_loss(hidden, self.embedding.weight, labels, label_smoothing=label_smoothing)
+        return self.embedding.loss(hidden, labels, label_smoothing=label_smoothing)
 
     def encode(
         self,
