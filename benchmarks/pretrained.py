@@ -38,10 +38,10 @@ DETOKENISE = ((" @-@ ", "-"), (" @,@ ", ","), (" @.@ ", "."), (" ,", ","), (" ."
 SHARES = (0.52, 0.40, 0.34, 0.30)
 BLOCK, HELD_OUT, SINKS = 1024, 2, 4
 # How many blocks windows are fitted to, by their length; HELD_OUT blocks of BLOCK tokens follow.
-FITTED_TO = {1024: 14, 8192: 1}
+FITTED_TO = {1024: 14, 2048: 7, 8192: 1}
 # (length of a block, how many blocks), and the cells that are measured there, the most telling first; cells
-# that end in @8192 are windows that were fitted to blocks of that length, and in @8192-asks to one more that
-# asks for what it told far back
+# that end in @8192 are windows that were fitted to blocks of that length, in @1024-28 to 28 of them, and in
+# @8192-asks to one more that asks for what it told far back
 MAIN = [
     f"{kind}-{share:.2f}"
     for share in (0.40, 0.30, 0.34, 0.52)
@@ -49,13 +49,15 @@ MAIN = [
 ]
 GROUPS = [f"{kind}-kv_group-{share:.2f}" for share in (0.40, 0.30, 0.34, 0.52) for kind in ("query", "head")]
 MLP = [f"query-mlp-head-{share:.2f}" for share in (0.30, 0.40, 0.34, 0.52)]
-LONG = [f"{cell}@8192" for cell in ("query-head-0.40", "query-head-0.17", *MAIN[1:]) if "sliding" not in cell]
+SPANS = [cell for cell in (*MAIN, *GROUPS) if "sliding" not in cell]
+# 0.17 is what windows fitted to 1,024 tokens read of 8,192
+LONG = ["query-head-0.40@8192", "query-head-0.17@8192", *(f"{cell}@8192" for cell in SPANS[1:])]
+MORE = ["query-head-0.40@1024-28", "head-head-0.40@1024-28"]
 ASKS = "query-head-0.40@8192-asks"
 PARTS = {
     "perplexity-1024-2": ("wiki", 1024, 2, ["full", *MAIN, *MLP, *GROUPS]),
-    "perplexity-1024": ("wiki", 1024, 20, ["full", *MAIN, *GROUPS, *MLP, *LONG[:1]]),
-    "perplexity-2048": ("wiki", 2048, 10, ["full", *MAIN, *GROUPS[:2]]),
-    # 0.17 is what windows fitted to 1,024 tokens read here
+    "perplexity-1024": ("wiki", 1024, 20, ["full", *MAIN, *GROUPS, *MLP, *LONG[:1], *MORE]),
+    "perplexity-2048": ("wiki", 2048, 10, ["full", *MAIN, *GROUPS[:2], *(f"{cell}@2048" for cell in SPANS)]),
     "perplexity-8192": ("wiki", 8192, 2, ["full", *MAIN, "sliding-0.17", *LONG, ASKS]),
     "enwik8-1024": ("enwik8", 1024, 10, ["full", *MAIN[:3]]),
 }
@@ -120,13 +122,14 @@ class Bench:
     def fit(self, cell: str) -> None:
         """Fit the windows of a cell, keep them and say how it went."""
         name, _, text = cell.partition("@")
-        length, _, asks = text.partition("-")
+        length, _, more = text.partition("-")
         spans, per, share = re.fullmatch(r"(query-mlp|query|head)-(head|kv_group)-(\S+)", name).groups()
         begun = time.process_time()
         block = int(length or BLOCK)
-        used = block * (FITTED_TO[block] + bool(asks))
+        count = int(more) if more.isdigit() else FITTED_TO[block] + (more == "asks")
+        used = block * count
         ids = self.tokens("train", used + HELD_OUT * BLOCK)
-        if asks:
+        if more == "asks":
             ids[used - block : used] = self.asking(ids[used - block : used])
         with show_progress() as progress:
             recorded = self.recorded(
@@ -389,13 +392,11 @@ def report(cells: dict[str, Any]) -> str:
 def _by_field(cell: dict[str, Any], full: dict[str, Any]) -> str:
     """Return the accuracy in each field and in all, and the p of McNemar's test against the full model."""
     shown = []
-    for field in (*sorted({row["field"] for row in cell["paradigms"]}), "all"):
-        right, base = (
-            np.array(
-                [one for row in of["paradigms"] if field in ("all", row["field"]) for one in row["right"]]
-            )
-            for of in (cell, full)
-        )
+    # a cell that was not finished has the first paradigms
+    both = list(zip(cell["paradigms"], full["paradigms"], strict=False))
+    for field in (*sorted({row["field"] for row, _ in both}), "all"):
+        of_field = [pair for pair in both if field in ("all", pair[0]["field"])]
+        right, base = (np.concatenate([row["right"] for row in rows]) for rows in zip(*of_field, strict=True))
         found = accuracy(int(right.sum()), len(right))
         interval = f"{100 * found.value:.1f} % ({100 * found.low:.1f} - {100 * found.high:.1f})"
         shown.append(f"{field} {interval} of {found.total}, p = {mcnemar(right, base):.2f}")
