@@ -43,7 +43,7 @@ def fit(
     block: Annotated[
         int, typer.Option(help="The length of the contexts that it is cut into: take that of your own.")
     ] = 1024,
-    seed: Annotated[int, typer.Option(help="Of the sample of queries and the fit.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of the fit.")] = 0,
     picture: Annotated[Path | None, typer.Option(help="Draw the share of each window.")] = None,
 ) -> None:
     """Fit windows to a pretrained causal model, so that it reads a share of the keys and loses little.

@@ -130,7 +130,7 @@ def fit_windows(
         tokens: How much of the text to use; an eighth is held out to choose and to measure.
         block: The length of the contexts that it is cut into: take that of your own. In longer ones spans
             stay as they are, so that queries read a smaller share.
-        seed: Of the sample of queries and the fit.
+        seed: Of the fit.
         progress: Shows how far it is, as `diffwindow.progress.show_progress()` does.
     """
     check_arguments(share, spans, per, sinks, tokens, block, seed)
@@ -143,9 +143,7 @@ def fit_windows(
     try:
         # a caller may have switched gradients off
         with torch.inference_mode(False), torch.enable_grad():
-            recorded = record_costs(
-                model, places, blocks[:-held_out], sinks=sinks, seed=seed, progress=progress
-            )
+            recorded = record_costs(model, places, blocks[:-held_out], sinks=sinks, progress=progress)
             return fit_recorded(
                 model, recorded, blocks[-held_out:], share, spans=spans, per=per, seed=seed, progress=progress
             )

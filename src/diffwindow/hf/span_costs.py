@@ -18,15 +18,15 @@ from diffwindow.progress import SILENT, Progress
 
 # The spans among which windows are chosen, as far as they are shorter than the context.
 CHOICES = (1, 2, 4, *(size for power in range(3, 16) for size in (2**power, 3 * 2 ** (power - 1))))
-# Queries that are tabulated at once; as many are sampled from a block, or half of a longer one.
-SAMPLES = 512
+# Queries that are tabulated at once.
+ROWS = 512
 # How many queries are left out at the start of a block of at least so many.
 EARLY, LONG = 16, 512
 
 
 @dataclass(frozen=True)
 class LayerCosts:
-    """The queries that were sampled in a layer, before rotation, and what each span costs each window."""
+    """The queries of a layer, before rotation, and what each span costs each window."""
 
     q: Float[Tensor, "h n e"]
     costs: Float[Tensor, "u n c"]
@@ -34,7 +34,7 @@ class LayerCosts:
 
 @dataclass(frozen=True)
 class RecordedCosts:
-    """The costs of all layers, the positions of the sampled queries and the spans; the last is everything."""
+    """The costs of all layers, the positions of the queries and the spans; the last is everything."""
 
     layers: tuple[LayerCosts, ...]
     position: Int[Tensor, " n"]
@@ -98,11 +98,10 @@ def span_costs(
 class Recorder(nn.Module):
     """The child of an attention module that attends as before, and tabulates costs in the backward pass."""
 
-    def __init__(self, choices: Sequence[int], sinks: int) -> None:
+    def __init__(self, choices: Sequence[int], sinks: int, position: Int[Tensor, " n"]) -> None:
         super().__init__()
-        self.choices, self.sinks = choices, sinks
+        self.choices, self.sinks, self.position = choices, sinks, position
         self.rotation: Rotation | None = None
-        self.position: Int[Tensor, " n"] | None = None
         self.recorded: list[LayerCosts] = []
 
     def forward(
@@ -138,13 +137,12 @@ class Recorder(nn.Module):
         rotation: Rotation | None,
         scale: float | None,
     ) -> None:
-        """Keep the costs of the sampled queries; some of a group of heads at a time bound the memory."""
-        assert self.position is not None
+        """Keep the costs of the queries; some of a group of heads at a time bound the memory."""
         groups = k.shape[1]
         scale = q.shape[-1] ** -0.5 if scale is None else scale
         unrotated = q.float() if rotation is None else unrotate(q.float(), *rotation)
         costs = []
-        for rows in self.position.split(SAMPLES):
+        for rows in self.position.split(ROWS):
             seen = int(rows[-1]) + 1
             hidden = torch.arange(seen, device=q.device) > rows[:, None]
             of_rows = []
@@ -165,7 +163,6 @@ def record_costs(
     blocks: Int[Tensor, "n t"],
     *,
     sinks: int,
-    seed: int = 0,
     progress: Progress = SILENT,
 ) -> RecordedCosts:
     """Run each block forward and backward once, with the parameters frozen, and tabulate all costs.
@@ -175,20 +172,13 @@ def record_costs(
         places: Its attention modules.
         blocks: Tokens; each row is a text of its own.
         sinks: How many first keys every window sees.
-        seed: Of the sample of queries.
         progress: Shows how far it is.
     """
     length = blocks.shape[1]
     choices = tuple(choice for choice in CHOICES if choice + sinks < length)
-    generator = torch.Generator().manual_seed(seed)
-    early = early_queries(length)
-    positions = []
-    with _recording(model, places, choices, sinks) as recorders:
+    position = torch.arange(early_queries(length), length, device=blocks.device)
+    with _recording(model, places, choices, sinks, position) as recorders:
         for number, block in enumerate(blocks):
-            chosen = torch.randperm(length - early, generator=generator)[: max(SAMPLES, length // 2)] + early
-            positions.append(chosen.sort().values)
-            for recorder in recorders:
-                recorder.position = positions[-1].to(block.device)
             _backward(model, block)
             progress("record", (number + 1) / len(blocks))
         layers = tuple(
@@ -198,11 +188,11 @@ def record_costs(
             )
             for recorder in recorders
         )
-    return RecordedCosts(layers, torch.cat(positions).to(blocks.device), choices, sinks, length, len(blocks))
+    return RecordedCosts(layers, position.repeat(len(blocks)), choices, sinks, length, len(blocks))
 
 
 def early_queries(length: int) -> int:
-    """Return how many queries at the start of a block are not sampled: they see few keys, and nearly all."""
+    """Return how many queries at the start of a block do not count: they see few keys, and nearly all."""
     return EARLY if length >= LONG else 0
 
 
@@ -219,14 +209,18 @@ def _backward(model: PreTrainedModel, block: Int[Tensor, " t"]) -> None:
 
 @contextmanager
 def _recording(
-    model: PreTrainedModel, places: Sequence[Place], choices: Sequence[int], sinks: int
+    model: PreTrainedModel,
+    places: Sequence[Place],
+    choices: Sequence[int],
+    sinks: int,
+    position: Int[Tensor, " n"],
 ) -> Iterator[list[Recorder]]:
     """Put recorders into all layers, freeze the parameters, compute layers again when the gradient comes.
 
     The end undoes it all.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    recorders = [Recorder(choices, sinks) for _ in places]
+    recorders = [Recorder(choices, sinks, position) for _ in places]
     layers = {model.get_submodule(place.name.rpartition(".")[0]) for place in places} - {model}
     model.requires_grad_(False)
     install(model, [(place.module, one) for place, one in zip(places, recorders, strict=True)], {})

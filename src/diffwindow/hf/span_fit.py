@@ -15,7 +15,10 @@ from diffwindow.progress import SILENT, Progress
 # How far the bias falls with each step away from the static choice, where a fit starts.
 SLOPE = 0.7
 # Updates of a fit and of one that goes on from another price, queries of an update, the rate, the decay.
-UPDATES, MORE_UPDATES, QUERIES, RATE, DECAY = 120, 40, 1024, 0.03, 3e-5
+UPDATES, MORE_UPDATES, QUERIES, RATE, DECAY = 120, 40, 1024, 0.03, 1e-3
+# Logits are polynomials over the spans, of at most this degree, beside a bias of each span: with a weight for
+# each span, a fit learns the noise of its text.
+DEGREE = 3
 # Prices that are tried for a share, how close to it a fit may end before its logits are tilted, and how much.
 PRICES, CLOSE, STEEPEST = 4, 0.015, 1e3
 # The range of prices of a share of one, in nats, that are looked through.
@@ -91,7 +94,8 @@ def static_choices(
 class QueryFit:
     """The logits of all spans for the queries of one layer, while they are fitted; parameters by name.
 
-    They are those of `SpanAdapter`, but for queries and positions that are standardised.
+    They are those of `SpanAdapter`, but for queries and positions that are standardised, and for polynomials
+    over the spans instead of each span.
     """
 
     def __init__(
@@ -111,10 +115,12 @@ class QueryFit:
         self.place = place[:, 0]
         self.all: Tensor | None = None
         steps = (torch.arange(choices, device=start.device) - start[:, None]).abs()
+        basis = polynomials(choices)
+        self.basis, degrees = basis.to(start.device), len(basis)
         self.parameters: Parameters = {
             "bias": -SLOPE * steps.float(),
-            "position": torch.zeros(units, choices),
-            "weight": torch.zeros(units, self.q.shape[-1], choices),
+            "position": torch.zeros(units, degrees),
+            "weight": torch.zeros(units, self.q.shape[-1], degrees),
         }
         if mlp:
             self.all, self.all_mean, self.all_scale = standardise(
@@ -124,18 +130,17 @@ class QueryFit:
             self.parameters |= {
                 "hidden": torch.randn(width, HIDDEN, generator=generator) / math.sqrt(width),
                 "hidden_bias": torch.zeros(HIDDEN),
-                "out": torch.zeros(units, HIDDEN, choices),
+                "out": torch.zeros(units, HIDDEN, degrees),
             }
         self.parameters = {name: x.to(start.device) for name, x in self.parameters.items()}
 
     def logits(self, rows: Tensor | slice) -> Float[Tensor, "u n c"]:
         """Score the spans for some of the queries."""
         p = self.parameters
-        logits = torch.baddbmm(p["bias"][:, None], self.q[:, rows], p["weight"])
-        logits = logits + self.place[rows, None] * p["position"][:, None]
+        slopes = self.q[:, rows] @ p["weight"] + self.place[rows, None] * p["position"][:, None]
         if self.all is not None:
-            logits = logits + nn.functional.relu(self.all[rows] @ p["hidden"] + p["hidden_bias"]) @ p["out"]
-        return logits
+            slopes = slopes + nn.functional.relu(self.all[rows] @ p["hidden"] + p["hidden_bias"]) @ p["out"]
+        return slopes @ self.basis + p["bias"][:, None]
 
     def fit(self, shares: Float[Tensor, "n c"], price: float, updates: int) -> None:
         """Lower the expected cost of the spans, with a price on their share of the keys."""
@@ -159,15 +164,27 @@ class QueryFit:
     def adapter_state(self, tilt: Float[Tensor, " c"]) -> Parameters:
         """Return the parameters of a `SpanAdapter`, for queries as they are; `tilt` is added to the bias."""
         p = self.parameters
-        weight = p["weight"] / self.q_scale.mT
-        position = p["position"] / self.place_scale
+        weight = p["weight"] / self.q_scale.mT @ self.basis
+        position = p["position"] / self.place_scale @ self.basis
         bias = p["bias"] - (self.q_mean @ weight)[:, 0] - self.place_mean * position + tilt
         state = {"bias": bias, "position": position, "weight": weight}
         if self.all is not None:
             hidden = p["hidden"] / self.all_scale.mT
             shift = (self.all_mean @ hidden)[0]
-            state |= {"hidden": hidden, "hidden_bias": p["hidden_bias"] - shift, "out": p["out"]}
+            state |= {"hidden": hidden, "hidden_bias": p["hidden_bias"] - shift, "out": p["out"] @ self.basis}
         return state
+
+
+def polynomials(choices: int) -> Float[Tensor, "d c"]:
+    """Return polynomials of degree 1 to `DEGREE` over the spans, orthogonal and of mean square 1.
+
+    >>> polynomials(2).abs()
+    tensor([[1., 1.]])
+    """
+    places = torch.linspace(-1.0, 1.0, choices, dtype=torch.float64)
+    powers = torch.stack([places**degree for degree in range(min(DEGREE, choices - 1) + 1)], dim=-1)
+    orthogonal: Tensor = torch.linalg.qr(powers).Q
+    return (orthogonal[:, 1:].T * math.sqrt(choices)).float()
 
 
 def standardise(x: Float[Tensor, "... n f"]) -> tuple[Tensor, Tensor, Tensor]:
@@ -209,7 +226,7 @@ def fit_spans(
         progress: Shows how far it is.
     """
     units = len(recorded.layers[0].costs) if per == "head" else num_groups
-    # the queries that were not sampled count as if they read everything
+    # the first queries of a block count as if they read everything
     early = early_queries(recorded.block) / recorded.block
     share = (share - early) / (1.0 - early)
     layers = [unit_costs(layer, units, quantile=quantile) for layer in recorded.layers]
