@@ -335,6 +335,8 @@ def draw(cells: dict[str, Any], path: Path) -> None:
             times = math.exp(middle)
             share = sum(row["share"] for row in rows) / len(rows)
             points.append((share, times, times - math.exp(middle - reach), math.exp(middle + reach) - times))
+        if not points:
+            continue
         shares, times, below, above = zip(*points, strict=True)
         axes.errorbar(shares, times, (below, above), marker=marker, capsize=3, label=label)
     axes.set_xlabel("share of the visible keys that a query reads")

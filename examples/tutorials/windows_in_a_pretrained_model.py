@@ -78,7 +78,7 @@ print(fitted)
 
 # %% [markdown]
 # This toy reads sentence after sentence, so short windows do. On SmolLM2, a real model with 135 million
-# parameters, queries that read 0.40 of 1,024 keys cost 1.06 times the perplexity, where one sliding window
+# parameters, queries that read 0.40 of 1,024 keys cost 1.05 times the perplexity, where one sliding window
 # for all heads costs 1.28 times: see [Windows fitted to a pretrained model](../results/pretrained.md).
 # `diffwindow fit MODEL --text FILE --out DIR` does the same from the command line. `remove_windows` gives
 # the stock model back:
