@@ -74,6 +74,16 @@ CLAIMS = [
     Claim("IMDB, 2,000 updates", "table5-mini", "imdb", CLASSIFIERS),
     Claim("IMDB, 10,000 updates", "table5-paper", "imdb", ["Enc(MW)", "Enc(AW)"]),
     *(
+        Claim(
+            f"translation, 8,000 updates, BLEU, {name}",
+            "translation-positions-trained",
+            column,
+            [f"{BEST}{ROTARY}"],
+            f"Global{ROTARY}",
+        )
+        for name, column in TEST_SETS.items()
+    ),
+    *(
         claim
         for name, column in TEST_SETS.items()
         for claim in (
