@@ -131,7 +131,8 @@ class Bench:
         ids = self.tokens("train", used + HELD_OUT * BLOCK)
         if more == "asks":
             ids[used - block : used] = self.asking(ids[used - block : used])
-        with show_progress() as progress:
+        # a probe may have switched gradients off
+        with torch.enable_grad(), show_progress() as progress:
             recorded = self.recorded(
                 ids[:used].view(-1, block), self.out / f"costs-{text or BLOCK}.pt", progress
             )
