@@ -96,8 +96,7 @@ class Bench:
             text = raw.decode(errors="ignore")
         else:
             text = lzma.decompress((self.data / f"wikitext2/wiki.{name}.tokens.xz").read_bytes()).decode()
-            for mark, plain in DETOKENISE:
-                text = text.replace(mark, plain)
+            text = detokenise(text)
         # a token has at most a few dozen characters, on average four
         ids = self.tokenizer(text[: count * 12], add_special_tokens=False)["input_ids"]
         return torch.tensor(ids[:count])
@@ -285,6 +284,13 @@ class Bench:
         logits = self.model(ids, past_key_values=context, use_cache=context is not None).logits[:, :-1]
         losses = nn.functional.cross_entropy(logits.transpose(1, 2).float(), ids[:, 1:], reduction="none")
         return -(losses * real[:, 1:]).sum(1)
+
+
+def detokenise(text: str) -> str:
+    """Return WikiText as people write it."""
+    for mark, plain in DETOKENISE:
+        text = text.replace(mark, plain)
+    return text
 
 
 def draw_facts(

@@ -48,13 +48,14 @@ class Measurement:
 class FittedWindows:
     """What was fitted, and how it does on held-out text; print it, or draw it.
 
-    `before` and `after` are measured without and with the windows; `predicted` is by how much the costs said
-    that the loss per token would rise.
+    `before` and `after` are measured without and with the windows, `static` with one span for all queries of
+    a window; `predicted` is by how much the costs said that the loss per token would rise.
     """
 
     settings: SpanSettings
     asked: float
     before: Measurement
+    static: Measurement
     after: Measurement
     predicted: float
     tokens: int
@@ -70,16 +71,16 @@ class FittedWindows:
         for number, shares in enumerate(self.after.shares):
             share = sum(shares) / len(shares)
             lines.append(f"{number:>5}  {share:5.2f}  {'█' * round(BAR * share)}".rstrip())
-        rise = self.after.loss - self.before.loss
-        return "\n".join(
-            [
-                *lines,
-                f"{self.settings}, fitted to {self.tokens:,} tokens in contexts of {self.settings.block:,}",
-                f"on {self.held_out:,} held-out tokens: share {self.share:.3f} ({self.asked:g} asked), "
-                f"loss per token {self.before.loss:.4f} -> {self.after.loss:.4f}, {rise:+.4f} "
-                f"({self.predicted:+.4f} predicted)",
-            ]
-        )
+        rise, static = (one.loss - self.before.loss for one in (self.after, self.static))
+        lines += [
+            f"{self.settings}, fitted to {self.tokens:,} tokens in contexts of {self.settings.block:,}",
+            f"on {self.held_out:,} held-out tokens: share {self.share:.3f} ({self.asked:g} asked), "
+            f"loss per token {self.before.loss:.4f} -> {self.after.loss:.4f}, {rise:+.4f} "
+            f"({self.predicted:+.4f} predicted)",
+        ]
+        if self.settings.spans != "head":
+            lines.append(f"spans=head would read {self.static.share:.3f} at {static:+.4f}")
+        return "\n".join(lines)
 
     def draw(self, path: str | Path) -> None:
         """Draw the mean share of each window, layers by heads or groups, as a picture."""
@@ -183,7 +184,8 @@ def fit_recorded(
         set_spans(model, allocation.states)
         tried.append((measure(model, held_out), allocation, quantile))
         progress("choose", (number + 1) / len(QUANTILES))
-    after, allocation, quantile = min(tried, key=lambda one: one[0].loss)
+    static, allocation, quantile = min(tried, key=lambda one: one[0].loss)
+    after = static
     if spans != "head":
         allocation = fit_spans(
             recorded, share, spans=spans, per=per, num_groups=num_groups, quantile=quantile, seed=seed,
@@ -198,6 +200,7 @@ def fit_recorded(
         settings,
         share,
         before,
+        static,
         after,
         allocation.predicted,
         tokens=recorded.blocks * recorded.block,
