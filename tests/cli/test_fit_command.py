@@ -1,5 +1,6 @@
 """The verb `fit`: windows are saved and loaded again; mistakes are one sentence."""
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -56,6 +57,8 @@ def test_windows_are_fitted_saved_and_loaded(folder, tmp_path, monkeypatch, caps
     [
         (("{model}", "--share", "1.5"), "share=1.5 is not above 0 and at most 1"),
         (("{model}", "--block", "4096"), "two blocks of 4,096 are needed"),
+        (("{model}", "--block", "99999"), "tokens=16,384 do not hold two blocks of 99,999"),
+        (("{damaged}",), "has no causal language model that transformers can load: SafetensorError"),
         (("{empty}",), "has no causal language model that transformers can load"),
         (("{model}", "--text", "missing.txt"), "missing.txt: No such file or directory"),
         (("{model}", "--picture", "shares.xyz"), "--picture shares.xyz does not end in .png, .svg or .pdf"),
@@ -65,7 +68,9 @@ def test_windows_are_fitted_saved_and_loaded(folder, tmp_path, monkeypatch, caps
 )
 def test_mistakes_are_one_sentence(arguments, message, folder, tmp_path, monkeypatch, capsys):
     (tmp_path / "empty").mkdir()
-    names = {"model": folder / "model", "empty": tmp_path / "empty"}
+    shutil.copytree(folder / "model", tmp_path / "damaged")
+    (tmp_path / "damaged/model.safetensors").write_bytes(b"no weights")
+    names = {"model": folder / "model", "empty": tmp_path / "empty", "damaged": tmp_path / "damaged"}
     options = [str(one).format(**names) for one in arguments]
     text = () if "--text" in options else ("--text", folder / "text.txt")
     out = () if "--out" in options else ("--out", tmp_path / "out")

@@ -58,6 +58,19 @@ def test_costs_are_those_of_each_window_alone(sinks):
     assert not costs[:, -1].any()
 
 
+@pytest.mark.parametrize("peak", [10.0, 25.0, 40.0])
+def test_costs_of_windows_that_hide_nearly_all_weight_are_right(peak):
+    """What is left is renormalised from what it holds, not from what the rest leaves of one."""
+    scores = torch.tensor([[0.0, 0.0, 0.0, 0.0, peak, 0.0, 1.0, 2.0]])
+    gains = torch.tensor([[1.0, 2.0, 3.0, 1.0, 2.0, -1.0, 0.5, 1.0]])
+    weights = scores.softmax(-1)
+    costs = span_costs(weights, gains, torch.tensor([7]), (1, 2), sinks=2)
+    # gains are g · v, so they are the values of a gradient of one
+    row, values, one = weights[0].double(), gains[0, :, None].double(), torch.ones(1).double()
+    expected = [direct_cost(row, values, one, 7, span, sinks=2) for span in (1, 2)]
+    assert_close(costs[0, :-1].double(), torch.stack(expected), rtol=1e-5, atol=1e-7)
+
+
 def test_costs_of_a_model_come_from_its_gradients():
     """The recorded costs of a layer are those of its own queries, keys, values and gradients."""
     model, block = model_of("llama"), text(24)
@@ -232,6 +245,12 @@ def test_texts_may_be_strings_or_ids():
         cut_blocks(None, None, tokens=4, block=2)
 
 
+@pytest.mark.parametrize("texts", [b"words", {"input_ids": [1, 2]}, [True, False]])
+def test_texts_of_other_types_are_named(texts):
+    with pytest.raises(TypeError, match=r"texts=.* (a bytes|a dict|neither strings)"):
+        cut_blocks(texts, Letters(), tokens=4, block=2)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -240,6 +259,10 @@ def test_texts_may_be_strings_or_ids():
         ({"texts": text(40)}, "the texts have 40 tokens, and two blocks of 32 are needed"),
         ({"texts": "words"}, "pass tokenizer="),
         ({"texts": torch.zeros(2, 3)}, "pass a row of token ids"),
+        ({"texts": torch.ones(160, dtype=torch.bool)}, "torch.bool tensor"),
+        ({"texts": torch.ones(160, dtype=torch.int64).to_sparse()}, "pass a row of token ids"),
+        ({"texts": [10**30] * 160}, f"token {10**30}, which no model knows"),
+        ({"block": 10**12}, "tokens=160 do not hold two blocks of 1,000,000,000,000"),
         ({"spans": "querys"}, "did you mean 'query'"),
         ({"per": "layer"}, "per='layer'"),
         ({"sinks": -1}, "sinks=-1"),
@@ -303,6 +326,49 @@ def test_queries_that_were_not_rotated_are_taken_as_they_are():
     for number, layer in enumerate(recorded.layers):
         q = kept[number][0].view(24, 4, 4).transpose(0, 1)
         assert_close(layer.q.float(), q.detach(), rtol=1e-2, atol=1e-2)
+
+
+def test_queries_beyond_half_precision_are_fitted():
+    model, other = model_of("llama"), model_of("llama")
+    for layer in other.model.layers:
+        layer.self_attn.q_proj.weight.data *= 1e6
+        layer.self_attn.k_proj.weight.data *= 1e-6
+    expected, fitted = fit(model), fit(other)
+    assert all(bool(x.isfinite().all()) for window in span_adapters(other) for x in window.parameters())
+    assert fitted.after.loss == pytest.approx(expected.after.loss, rel=1e-3)
+
+
+def test_a_model_that_is_not_finite_is_named():
+    model = model_of("llama")
+    model.lm_head.weight.data[3] = float("nan")
+    with pytest.raises(ValueError, match=r"block 1 of the text, in torch\.float32; look for NaN"):
+        fit(model)
+    assert not windows_of(model).rows
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_a_model_without_gradients_is_named():
+    with torch.inference_mode():
+        model = model_of("llama")
+    with pytest.raises(ValueError, match=r"loaded under torch\.inference_mode"):
+        fit(model)
+
+
+def test_the_state_of_the_caller_changes_nothing():
+    """Neither autocast nor the default type; modes of modules come back one by one."""
+    model, other = model_of("llama"), model_of("llama").train()
+    other.model.layers[0].mlp.eval()
+    expected = fit(model)
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.autocast("cpu", torch.bfloat16):
+            fitted = fit(other)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert fitted.after.loss == expected.after.loss
+    assert fitted.share == pytest.approx(expected.share)
+    assert other.training
+    assert not other.model.layers[0].mlp.training
 
 
 def test_fitted_windows_have_nothing_to_train():

@@ -76,8 +76,11 @@ def _load(kind: str, name: str) -> Any:
 
     try:
         return getattr(transformers, kind).from_pretrained(name)
-    except (OSError, ValueError, KeyError) as error:
+    # a damaged folder can make transformers raise anything
+    except Exception as error:
         what = "tokenizer" if kind == "AutoTokenizer" else "causal language model"
         # the rest of what transformers says is advice about its own arguments
         reason = str(error).strip().partition("\n")[0]
+        if not isinstance(error, (OSError, ValueError)):
+            reason = f"{type(error).__name__}: {reason}"
         raise ValueError(f"{name} has no {what} that transformers can load: {reason}") from None

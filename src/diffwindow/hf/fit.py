@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from diffwindow.checks import check_number, check_positive, check_whole
-from diffwindow.hf.span_costs import RecordedCosts, record_costs, span_shares
+from diffwindow.hf.span_costs import RecordedCosts, early_queries, record_costs, span_shares
 from diffwindow.hf.span_fit import fit_spans
 from diffwindow.hf.windows import add_spans, causal_places, remove_windows
 from diffwindow.messages import check_choice, quote
@@ -28,6 +28,8 @@ HELD_OUT = 8
 # Costs are clipped at these quantiles of each head; None leaves them. Held-out text decides.
 QUANTILES = (None, 0.999)
 BAR = 40
+# The types that token ids may have.
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32)
 
 
 @dataclass(frozen=True)
@@ -137,13 +139,17 @@ def fit_windows(
     check_arguments(share, spans, per, sinks, tokens, block, seed)
     places = causal_places(model)
     blocks = cut_blocks(texts, tokenizer, tokens, block).to(model.device)
-    check_embedded(model, blocks)
+    check_model(model, blocks)
     held_out = max(1, len(blocks) // HELD_OUT)
-    was_training = model.training
+    training = {module: module.training for module in model.modules()}
     model.eval()
     try:
-        # a caller may have switched gradients off
-        with torch.inference_mode(False), torch.enable_grad():
+        # a caller may have switched gradients off, or autocast on
+        with (
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            torch.autocast(model.device.type, enabled=False),
+        ):
             recorded = record_costs(model, places, blocks[:-held_out], sinks=sinks, progress=progress)
             return fit_recorded(
                 model, recorded, blocks[-held_out:], share, spans=spans, per=per, seed=seed, progress=progress
@@ -152,7 +158,8 @@ def fit_windows(
         remove_windows(model)
         raise
     finally:
-        model.train(was_training)
+        for module, mode in training.items():
+            module.training = mode
 
 
 def fit_recorded(
@@ -255,9 +262,14 @@ def cut_blocks(
     return ids[: count * block].view(count, block)
 
 
-def check_embedded(model: PreTrainedModel, blocks: Int[Tensor, "n t"]) -> None:
-    """Raise if the blocks have tokens or positions that the model does not have."""
+def check_model(model: PreTrainedModel, blocks: Int[Tensor, "n t"]) -> None:
+    """Raise if the blocks have tokens or positions that the model does not have, or it has no gradients."""
     name, config = type(model).__name__, model.config.get_text_config()
+    if any(parameter.is_inference() for parameter in model.parameters()):
+        raise ValueError(
+            f"{name} was loaded under torch.inference_mode(), which leaves no gradients to fit windows by; "
+            "load it outside"
+        )
     positions = getattr(config, "max_position_embeddings", None)
     if positions is not None and blocks.shape[1] > positions:
         raise ValueError(
@@ -279,14 +291,22 @@ def _token_ids(
 ) -> Int[Tensor, " t"]:
     """Turn texts into token ids, as many as are needed; ids stay as they are."""
     if isinstance(texts, Tensor):
-        if texts.dim() != 1 or texts.is_floating_point():
+        if texts.dim() != 1 or texts.dtype not in INTEGERS or texts.layout != torch.strided:
             raise ValueError(
                 f"texts is a {texts.dtype} tensor of shape {tuple(texts.shape)}; pass a row of token ids"
             )
         return texts.long()
+    if isinstance(texts, (bytes, bytearray, Mapping)):
+        raise TypeError(
+            f"texts={quote(texts)} is a {type(texts).__name__}; pass strings or a row of token ids"
+        )
     parts: list[Any] = [texts] if isinstance(texts, str) or not isinstance(texts, Iterable) else [*texts]
-    # numpy's integers too, but not a number alone
-    if isinstance(texts, Iterable) and all(isinstance(one, Integral) for one in parts):
+    # numpy's integers too, but neither truth values nor a number alone
+    if isinstance(texts, Iterable) and all(
+        isinstance(x, Integral) and not isinstance(x, bool) for x in parts
+    ):
+        if huge := [one for one in parts if not -(2**63) <= one < 2**63]:
+            raise ValueError(f"the texts have token {huge[0]}, which no model knows")
         return torch.tensor([int(one) for one in parts], dtype=torch.long)
     if not all(isinstance(one, str) for one in parts):
         raise TypeError(f"texts={quote(texts)} are neither strings nor token ids")
@@ -323,8 +343,15 @@ def check_arguments(
     check_whole("seed", seed)
     if not -(2**63) <= seed < 2**63:
         raise ValueError(f"seed={seed} does not fit into 64 bits")
-    least = float(span_shares(torch.arange(block), (1,), sinks)[:, 0].mean())
-    if share < least:
+    if tokens < 2 * block:
+        raise ValueError(
+            f"tokens={tokens:,} do not hold two blocks of {block:,}, one of them held out; use more tokens= "
+            "or a smaller block="
+        )
+    shares = span_shares(torch.arange(block), (1,), sinks)[:, 0]
+    # as fits count them
+    shares[: early_queries(block)] = 1.0
+    if share < (least := float(shares.mean())):
         raise ValueError(
             f"share={share:g} is out of reach: the query itself and sinks={sinks} are {least:.3f} of the "
             f"keys in contexts of {block:,}"

@@ -57,7 +57,7 @@ def span_shares(position: Int[Tensor, " n"], choices: Sequence[int], sinks: int)
     """
     visible = position[:, None] + 1
     reach = torch.tensor([*choices, torch.iinfo(torch.int32).max], device=position.device) + sinks
-    return torch.minimum(reach, visible) / visible
+    return torch.minimum(reach, visible).float() / visible
 
 
 def span_costs(
@@ -71,27 +71,22 @@ def span_costs(
 
     The cost is ½ (g · Δo)², with g the gradient of the loss at the head's output o and Δo its change when
     only the last w keys and the first S are kept and their weights normalised. `gains` are g · v for each
-    key. Prefix sums of p and of p · gains give all spans at once.
+    key. Sums of p and of p · gains from the last key on give all spans at once. They do not cancel: what is
+    kept may hold a millionth of the weight.
     """
-    mass, gain = weights.cumsum(-1), (weights * gains).cumsum(-1)
     reach = torch.tensor(choices, device=position.device)
-    # the last key that is left out, and the last of the first keys; where windows meet these, nothing is
-    dropped = position[:, None] - reach
-    first = torch.full_like(dropped, sinks - 1)
-    whole = dropped <= first
+    start = position[:, None] - reach + 1
+    from_back = (weights.shape[-1] - 1 - start.clamp(min=0)).expand(*weights.shape[:-2], -1, -1)
 
-    def kept(sums: Tensor) -> Tensor:
-        """Return the sum over what is kept."""
-        at = [
-            sums.gather(-1, index.clamp(min=0).expand(*sums.shape[:-2], -1, -1))
-            for index in (position[:, None], dropped, first)
-        ]
-        return at[0] - at[1] + (at[2] if sinks else 0.0)
+    def kept(values: Tensor) -> Tensor:
+        """Return the sum over the keys of each window and the first keys, which it does not reach."""
+        return values.flip(-1).cumsum(-1).gather(-1, from_back) + values[..., :sinks].sum(-1, keepdim=True)
 
-    total = gain.gather(-1, position[:, None].expand(*gain.shape[:-1], 1))
-    # a window may hold no weight at all
-    change = kept(gain) / kept(mass).clamp(min=1e-12) - total
-    costs = change.square().mul(0.5).masked_fill(whole, 0.0)
+    gain = weights * gains
+    mass = kept(weights).clamp(min=torch.finfo(weights.dtype).tiny)
+    change = kept(gain) / mass - gain.sum(-1, keepdim=True)
+    # a window that meets the first keys hides nothing
+    costs = change.square().mul(0.5).masked_fill(start <= sinks, 0.0)
     return nn.functional.pad(costs, (0, 1))
 
 
@@ -154,7 +149,7 @@ class Recorder(nn.Module):
                 gains = of_gradient[:, rows].float() @ value.float().mT
                 of_rows.append(span_costs(weights, gains, rows, self.choices, self.sinks))
             costs.append(torch.cat(of_rows))
-        self.recorded.append(LayerCosts(unrotated[0][:, self.position].half(), torch.cat(costs, dim=1)))
+        self.recorded.append(LayerCosts(narrow(unrotated[0][:, self.position]), torch.cat(costs, dim=1)))
 
 
 def record_costs(
@@ -180,6 +175,12 @@ def record_costs(
     with _recording(model, places, choices, sinks, position) as recorders:
         for number, block in enumerate(blocks):
             _backward(model, block)
+            if not all(bool(one.recorded[-1].costs.isfinite().all()) for one in recorders):
+                raise ValueError(
+                    f"{type(model).__name__} has infinite or undefined gradients in block {number + 1} of "
+                    f"the text, in {model.dtype}; look for NaN in its weights, or load it with "
+                    "dtype=torch.float32"
+                )
             progress("record", (number + 1) / len(blocks))
         layers = tuple(
             LayerCosts(
@@ -189,6 +190,15 @@ def record_costs(
             for recorder in recorders
         )
     return RecordedCosts(layers, position.repeat(len(blocks)), choices, sinks, length, len(blocks))
+
+
+def narrow(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """Return values in half the memory, if all are in its range.
+
+    >>> narrow(torch.tensor([1e5])).dtype, narrow(torch.tensor([1e4])).dtype
+    (torch.float32, torch.float16)
+    """
+    return x if x.abs().max() > torch.finfo(torch.float16).max else x.half()
 
 
 def early_queries(length: int) -> int:
@@ -222,17 +232,17 @@ def _recording(
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     recorders = [Recorder(choices, sinks, position) for _ in places]
     layers = {model.get_submodule(place.name.rpartition(".")[0]) for place in places} - {model}
-    model.requires_grad_(False)
-    install(model, [(place.module, one) for place, one in zip(places, recorders, strict=True)], {})
     # accelerate gives modules a forward of their own
     own = {layer: vars(layer)["forward"] for layer in layers if "forward" in vars(layer)}
-    for layer in layers:
-        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
     try:
+        model.requires_grad_(False)
+        install(model, [(place.module, one) for place, one in zip(places, recorders, strict=True)], {})
+        for layer in layers:
+            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
         yield recorders
     finally:
         for layer in layers:
-            del layer.forward
+            vars(layer).pop("forward", None)
             vars(layer).update({"forward": own[layer]} if layer in own else {})
         remove_windows(model)
         for parameter in trained:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Float, Int
@@ -22,7 +23,7 @@ DEGREE = 3
 # Prices that are tried for a share, how close to it a fit may end before its logits are tilted, and how much.
 PRICES, CLOSE, STEEPEST = 4, 0.015, 1e3
 # The range of prices of a share of one, in nats, that are looked through.
-CHEAPEST, DEAREST = 1e-12, 1e6
+CHEAPEST, DEAREST = 1e-30, 1e30
 
 
 Parameters = dict[str, Tensor]
@@ -49,7 +50,7 @@ def cheapest_spans(
     return (costs + price * shares).argmin(-1)
 
 
-def find_price(share_at: Callable[[float], float], share: float, *, steps: int = 60) -> float:
+def find_price(share_at: Callable[[float], float], share: float, *, steps: int = 64) -> float:
     """Return the lowest price at which windows take at most a share of the keys, by bisection.
 
     >>> round(find_price(lambda price: 1 / (1 + price), 0.25), 3)
@@ -115,12 +116,12 @@ class QueryFit:
         self.place = place[:, 0]
         self.all: Tensor | None = None
         steps = (torch.arange(choices, device=start.device) - start[:, None]).abs()
-        basis = polynomials(choices)
+        basis, zeros = polynomials(choices), partial(torch.zeros, dtype=torch.float32)
         self.basis, degrees = basis.to(start.device), len(basis)
         self.parameters: Parameters = {
             "bias": -SLOPE * steps.float(),
-            "position": torch.zeros(units, degrees),
-            "weight": torch.zeros(units, self.q.shape[-1], degrees),
+            "position": zeros(units, degrees),
+            "weight": zeros(units, self.q.shape[-1], degrees),
         }
         if mlp:
             self.all, self.all_mean, self.all_scale = standardise(
@@ -128,9 +129,10 @@ class QueryFit:
             )
             width = self.all.shape[-1]
             self.parameters |= {
-                "hidden": torch.randn(width, HIDDEN, generator=generator) / math.sqrt(width),
-                "hidden_bias": torch.zeros(HIDDEN),
-                "out": torch.zeros(units, HIDDEN, degrees),
+                "hidden": torch.randn(width, HIDDEN, generator=generator, dtype=torch.float32)
+                / math.sqrt(width),
+                "hidden_bias": zeros(HIDDEN),
+                "out": zeros(units, HIDDEN, degrees),
             }
         self.parameters = {name: x.to(start.device) for name, x in self.parameters.items()}
 
