@@ -75,13 +75,10 @@ CLAIMS = [
     Claim("IMDB, 10,000 updates", "table5-paper", "imdb", ["Enc(MW)", "Enc(AW)"]),
     *(
         Claim(
-            f"translation, 8,000 updates, BLEU, {name}",
-            "translation-positions-trained",
-            column,
-            [f"{BEST}{ROTARY}"],
-            f"Global{ROTARY}",
+            f"translation, 8,000 updates, BLEU, {name}", "translation-positions-trained", column, rows, base
         )
         for name, column in TEST_SETS.items()
+        for rows, base in (([BEST, f"Global{ROTARY}"], None), ([f"{BEST}{ROTARY}"], f"Global{ROTARY}"))
     ),
     *(
         claim
