@@ -170,7 +170,7 @@ class Bench:
     def perplexity(self, part: str, chosen: list[str] | None) -> None:
         """Measure the loss of each block in each cell of a part; blocks that were measured stay."""
         text, length, count, cells = PARTS[part]
-        cells = [cell for cell in cells if chosen is None or cell in chosen]
+        cells = chosen or cells
         blocks = self.tokens("test" if text == "wiki" else text, length * count).view(-1, length)
         for cell in cells:
             path = self.out / "results" / f"{text}-{length} {cell}.json"
@@ -189,7 +189,7 @@ class Bench:
         """Ask for numbers that were told some way back in a text, and count how often they come first."""
         count, length, nearest, farthest, facts = RECALL[part]
         text = self.tokens("test", length * count).view(-1, length)
-        for cell in [one for one in PROBED if chosen is None or one in chosen]:
+        for cell in chosen or PROBED:
             generator = torch.Generator().manual_seed(0)
             path = self.out / "results" / f"{part} {cell}.json"
             rows = json.loads(path.read_text())["rows"] if path.is_file() else []
@@ -245,7 +245,7 @@ class Bench:
         before = self.tokens("test", BLIMP[part]).tolist()
         while before and before[-1] != self.ids(".")[0]:
             before.pop()
-        for cell in [one for one in PROBED if chosen is None or one in chosen]:
+        for cell in chosen or PROBED:
             path = self.out / "results" / f"{part} {cell}.json"
             rows = json.loads(path.read_text())["paradigms"] if path.is_file() else []
             context: DynamicCache | None = None
@@ -432,7 +432,9 @@ def main() -> None:
     parser.add_argument("--data", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", nargs="+", default=EVERYTHING, choices=EVERYTHING)
-    parser.add_argument("--cells", nargs="+", help="Such as full, sliding-0.40 or query-head-0.40.")
+    parser.add_argument(
+        "--cells", nargs="+", help="Such as full, sliding-0.40 or query-head-0.40; any share."
+    )
     parser.add_argument(
         "--report", action="store_true", help="Print the results as tables, join their files and draw."
     )
