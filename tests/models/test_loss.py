@@ -32,6 +32,21 @@ def test_equals_cross_entropy_and_its_gradients(chunk_size, label_smoothing):
     assert_close(torch.autograd.grad(0.3 * loss.total, inputs), torch.autograd.grad(0.3 * expected, inputs))
 
 
+def test_transforms_differentiate_it():
+    hidden, weight, targets = example()
+    loss = token_loss(hidden, weight, targets, label_smoothing=0.1)
+    expected = torch.autograd.grad(loss.total, (hidden, weight))
+
+    def transformed(hidden, weight):
+        total, nll, num_tokens = token_loss(hidden, weight, targets, label_smoothing=0.1)
+        assert num_tokens == loss.num_tokens
+        return total, nll
+
+    grads, nll = torch.func.grad(transformed, argnums=(0, 1), has_aux=True)(hidden.detach(), weight.detach())
+    assert_close(grads, expected)
+    assert_close(nll, loss.nll)
+
+
 def test_a_second_derivative_is_an_error():
     hidden, weight, targets = example()
     squared = token_loss(hidden, weight, targets).total.square()
