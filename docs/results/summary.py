@@ -208,7 +208,8 @@ def _draw_task(ax: Axes, task: str, found: list[dict[str, Any]]) -> None:
     ax.set_yticks(range(len(found)), [gain["attention"] for gain in found], fontsize=7)
     ax.set_ylim(len(found) - 0.5, -0.5)
     ax.tick_params(axis="x", labelsize=7)
-    ax.set_title(task, fontsize=8, loc="left", fontweight="bold")
+    # to the left there is room, above the labels
+    ax.set_title(task, fontsize=8, loc="right", fontweight="bold")
 
 
 def draw_use(report: Path, path: Path) -> None:

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -124,6 +126,26 @@ def test_rows_of_a_corpus_have_gold_spans(tmp_path):
     assert trace.gold == example.gold
     with pytest.raises(ValueError, match="row 20 is not in train, which has rows 0 to 19"):
         row_example(trained, store, "train", 20)
+
+
+def test_windows_of_given_phrases_read_the_tree_of_a_row(tmp_path):
+    store = prepare(recipe_of("agreement-trees", rows=20, seed=1), tmp_path / "store")
+    trained = ModelFolder.read(save_model(tmp_path / "model", "phrases", tokenizer=store.tokenizer))
+    example = row_example(trained, store, "train", 3)
+    batch = trained.task(store).collate("train", np.array([3]))
+    with torch.no_grad(), capture(trained.model) as expected:
+        trained.model(batch.tokens, gates=batch.gates)
+    np.testing.assert_array_equal(trace_example(trained, example)["Enc", 1].window, expected["Enc", 1].window)
+    # a plain model may be beside it, and it beside a plain model
+    plain = ModelFolder.read(save_model(tmp_path / "plain", "plain", tokenizer=store.tokenizer))
+    beside = for_other(row_example(plain, store, "train", 3), plain, trained)
+    np.testing.assert_array_equal(trace_example(trained, beside)["Enc", 1].window, expected["Enc", 1].window)
+    with pytest.raises(ValueError, match=r"Enc\(AW,Phr\)@all needs the phrases of the sentence; give a row"):
+        attention_trace(trained, example.title)
+    options = trained.record.options.model_copy(update={"phrase_placebo": "random"})
+    placebo = replace(trained, record=trained.record.model_copy(update={"options": options}))
+    with pytest.raises(ValueError, match=r"trained with task\.phrase_placebo=random"):
+        trace_example(placebo, example)
 
 
 def test_rows_of_another_vocabulary_or_task_are_refused(models, tmp_path):

@@ -13,6 +13,7 @@ CONFIGS = {
     "classifier": (ClassifierConfig, {"num_layers": 2, "attention": "Enc(AW)@all"}),
     "parser": (ClassifierConfig, {"num_layers": 2, "attention": "Enc(AW,Tree)"}),
     "causal parser": (LanguageModelConfig, {"num_layers": 2, "attention": "Dec(MW,Tree)"}),
+    "phrases": (ClassifierConfig, {"num_layers": 2, "attention": "Enc(AW,Phr)@all"}),
     "plain": (ClassifierConfig, {"num_layers": 2}),
     "translator": (
         TranslatorConfig,

@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from diffwindow import WindowAttention
 from diffwindow.functional import soft_window
+from diffwindow.view.capture import capture
 from diffwindow.view.trace import AttentionTrace
 from samples.browser import axe_script, expect, launched, opened
-from samples.traces import random_layer, ruled_traces, small_trace
+from samples.traces import WORDS, random_layer, ruled_traces, small_trace
 
 HOSTILE = ["<b>bold</b>", "</script>", "&amp;", "מפתח", "ال@@", "מפתחות"]
 
@@ -205,6 +207,21 @@ def test_a_switch_shows_windows_as_they_are_at_test_time(browser, tmp_path):
         assert (window <= {0.0, 1.0}) == (rule != "soft")
         assert page.is_hidden("#soft-settings") == (rule != "soft")
     assert text(page, "#rule-text") == "As it was trained."
+    assert page.problems == []
+
+
+def test_windows_of_phrases_are_those_of_the_model(browser, tmp_path):
+    attention, x = WindowAttention(16, num_heads=2, phrases="given"), torch.randn(1, 6, 16)
+    gates = torch.tensor([[0.0, 0.0, 1.0, 0.0, 0.0]])
+    with capture(attention, tokens=WORDS) as trace:
+        attention(x, x, x, gates=gates)
+    trace.draw(tmp_path / "phrases.html")
+    page = opened(browser, (tmp_path / "phrases.html").as_uri(), color_scheme="light")
+    window = trace["Enc", 1].window[0, -1]
+    # two phrases of three keys, each as a whole
+    assert len(np.unique(window.round(5))) == 2
+    np.testing.assert_allclose(column(page, 1), window, atol=1e-3)
+    assert page.is_hidden("#soft-settings")
     assert page.problems == []
 
 

@@ -173,10 +173,12 @@ def check_scores(model: Model[Any], scores: dict[str, Any]) -> None:
 def draw_windows(run: Path, path: Path) -> bool:
     """Draw the first window of a run's model on a short sentence of its corpus, if it can be done.
 
-    A model without windows has no picture, nor has a run whose corpus is gone: then return False.
+    A model without windows has no picture, nor has one of placebo phrases or a run whose corpus is gone: then
+    return False.
     """
     trained = ModelFolder.read(run)
-    if not any(term.attention.kind in WINDOWED for term in trained.model.config.plan.terms):
+    windowed = any(term.attention.kind in WINDOWED for term in trained.model.config.plan.terms)
+    if not windowed or trained.record.options.phrase_placebo:
         return False
     try:
         store = Run.open(run).open_store()

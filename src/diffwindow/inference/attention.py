@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from diffwindow.attention.window_module import use_window_rule, window_modules
 from diffwindow.checks import WINDOW_RULES, WindowRule, check_text
@@ -113,12 +115,29 @@ def trace_example(trained: ModelFolder, example: Example) -> AttentionTrace:
     else:
         read = [[trained.opening, *example.ids]]
     with evaluating(model) as device, capture(model) as trace:
-        model(*(torch.tensor([ids], device=device) for ids in read))
+        inputs = [torch.tensor([ids], device=device) for ids in read]
+        if model.config.has_phrases:
+            model(*inputs, gates=_gates(trained, example)[:, : len(read[0]) - 1].to(device))
+        else:
+            model(*inputs)
     if example.target is not None:
         trace = _name_translation(trained, trace, example.ids, example.target)
     else:
         trace = trace.with_tokens(trained.tokenizer.tokens(read[0]))
     return replace(trace, label=model.config.attention, title=example.title, gold=example.gold)
+
+
+def _gates(trained: ModelFolder, example: Example) -> Float[Tensor, "1 gaps"]:
+    """Return where the phrases of a sentence end, for a model that was trained with given phrases."""
+    attention, options = trained.model.config.attention, trained.record.options
+    if example.tree is None:
+        raise ValueError(f"{attention} needs the phrases of the sentence; give a row of a corpus of trees")
+    if options.phrase_placebo:
+        raise ValueError(
+            f"{trained.path} was trained with task.phrase_placebo={options.phrase_placebo}, so its phrases "
+            "depend on the other texts of the corpus; look at a model without a placebo"
+        )
+    return torch.tensor([example.tree]).gt(options.phrase_height).float()
 
 
 def trace_rules(trained: ModelFolder, example: Example) -> dict[WindowRule, AttentionTrace]:

@@ -177,6 +177,8 @@ def _layers(modules: Mapping[str, Captured], calls: Mapping[str, _Call]) -> list
         if isinstance(module, WindowModule):
             names = ("segment_size", "expectation", "window_tolerance", "sinks", "window_rule")
             fields |= {name: getattr(module.options, name) for name in names}
+        if isinstance(module, WindowAttention):
+            fields["phrases"] = module.phrases is not None
         layers.append(
             LayerMaps(
                 role=role,

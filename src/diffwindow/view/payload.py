@@ -89,8 +89,8 @@ def _quantise(maps: LayerMaps, bits: int) -> dict[str, Quantised]:
         # prefix sums, because the errors of rounded φ would add up along the keys
         arrays["left"] = quantise(maps.phi_left.cumsum(-1, dtype=np.float64), bits)
         arrays["right"] = quantise(maps.phi_right.cumsum(-1, dtype=np.float64), bits)
-    if maps.window is not None and maps.window_rule != "soft":
-        # the page composes soft windows only
+    if maps.window is not None and (maps.phrases or maps.window_rule != "soft"):
+        # the page composes soft windows of tokens and segments only
         arrays["window"] = quantise(maps.window, bits)
     return arrays
 

@@ -30,7 +30,8 @@ ARRAYS = ("weights", "window", "phi_left", "phi_right")
 class LayerMaps:
     """The maps of one attention, `[heads, queries, keys]` each; a plain attention has weights alone.
 
-    `queries` and `keys` name the sides: two of "source", "target" and "text". `layer` counts from 1.
+    `queries` and `keys` name the sides: two of "source", "target" and "text". `layer` counts from 1, and
+    `phrases` says whether the windows are made of phrases.
     """
 
     role: str
@@ -48,6 +49,7 @@ class LayerMaps:
     window_tolerance: float = 0.0
     sinks: int = 0
     window_rule: WindowRule = "soft"
+    phrases: bool = False
 
     def visible(self) -> NDArray[np.bool_]:
         """Return which query sees which key: a decoder's queries do not see the keys after them."""

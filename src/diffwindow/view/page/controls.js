@@ -93,7 +93,8 @@ function showRules(run, layer, selection, change) {
   byId("rule-settings").hidden = rules.length < 2;
   fillSwitch(byId("rules"), "rule", rules.map((rule) => [rule, rule]), chosen, (rule) => change({ rule }));
   byId("rule-text").textContent = `${RULES[chosen]}${chosen === "soft" ? "" : " The model has attended so in every layer."}`;
-  byId("soft-settings").hidden = chosen !== "soft";
+  // a window that the page is given is not composed anew
+  byId("soft-settings").hidden = Boolean(layer.window);
 }
 
 function showWindowSettings(layer, selection, change) {
