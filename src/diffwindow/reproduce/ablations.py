@@ -155,7 +155,11 @@ TRANSLATION_POSITIONS = _ablation(
     "Windows beside rotary positions in translation",
     ("Enc(Rel)@all-Dec(Rel)@all", "Enc(AW)-Cr(AW,Seg)-Dec(MW)"),
     (EN_DE,),
-    map(_rotary, ("Global", "Enc(AW)-Cr(AW,Seg)-Dec(MW)")),
+    (
+        *map(_rotary, ("Global", "Enc(AW)-Cr(AW,Seg)-Dec(MW)")),
+        # as many parameters as with all three windows
+        Row("Global, rotary, wider feed-forward", "Global", ("model.positions=rotary", "model.ffn_dim=512")),
+    ),
 )
 SENTIMENT_POSITIONS = _ablation(
     "sentiment-positions",
