@@ -262,7 +262,8 @@ def test_tokenised_bleu_is_the_column_and_sacrebleu_stands_beside_it(tmp_path):
     text = markdown(findings(table, tokenised, done_before([job]), "…"))
     assert "tokenised BLEU, compounds split, more is better" in text
     assert f"| 1 | {result['metrics']['bleu']['value']:.2f} |" in text
-    assert "| seeds | sacreBLEU |" in text
+    assert "| seeds | sacreBLEU | perplexity by token |" in text
+    assert f"| {result['metrics']['perplexity_by_token']:.2f} |" in text
 
 
 def test_figure_3_trains_again_what_was_copied_without_its_model(translations, tmp_path, monkeypatch):

@@ -75,7 +75,7 @@ def test_the_deeper_rows_of_table_4_have_one_and_two_layers_more(scale, layers):
 def test_the_papers_scale_has_the_papers_bleu():
     columns = scale_of("paper").apply(table_of("table1")).columns
     assert [column.metric for column in columns] == ["bleu_compound_split", "bleu_tokenized"]
-    assert {column.beside for column in columns} == {("bleu",)}
+    assert {column.beside for column in columns} == {("bleu", "perplexity_by_token")}
     assert {column.metric for column in scale_of("mini").apply(table_of("table1")).columns} == {"bleu"}
     assert scale_of("paper").experiments["en-de"].store_name == "wmt16-en-de-moses"
 

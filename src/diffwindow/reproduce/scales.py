@@ -131,7 +131,8 @@ class Scale:
         if self.generated:
             column = replace(column, title=f"generated data in place of {column.title}")
         if column.name in self.metrics:
-            column = replace(column, metric=self.metrics[column.name], beside=(column.metric,))
+            beside = (column.metric, *column.beside)
+            column = replace(column, metric=self.metrics[column.name], beside=beside)
         return column
 
     def experiment(self, column: Column) -> Experiment:

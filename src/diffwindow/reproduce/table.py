@@ -92,8 +92,8 @@ def _pick(what: str, known: dict[str, T], names: Sequence[str]) -> list[T]:
 
 
 MULTI30K_TESTS = ("test2017", "mscoco")
-EN_DE = Column("en-de", "English-German", "bleu", also=MULTI30K_TESTS)
-EN_FR = Column("en-fr", "English-French", "bleu", also=MULTI30K_TESTS)
+EN_DE = Column("en-de", "English-German", "bleu", also=MULTI30K_TESTS, beside=("perplexity_by_token",))
+EN_FR = replace(EN_DE, name="en-fr", title="English-French")
 SST = Column("sst", "SST-2", "accuracy")
 # what two cores can train; the paper does not say that it cuts reviews, and imdb-t2t does not
 IMDB = Column("imdb", "IMDB, the first 256 subwords", "accuracy")

@@ -133,6 +133,8 @@ METRICS = {
         Metric("loss", "loss"),
         Metric("nll", "−log p by token"),
         Metric("perplexity", "perplexity by word", compute=perplexity_of, log_scale=True),
+        # of a translator, beside its BLEU
+        Metric("perplexity_by_token", "perplexity by token"),
         Metric("accuracy", "accuracy, %", more_is_better=True, compute=accuracy_of, scale=100.0),
         _BLEU,
         replace(_BLEU, name="bleu_tokenized", title="tokenised BLEU", compute=_PLAIN_BLEU),
