@@ -375,7 +375,9 @@ def gain_figure(panels: Sequence[GainPanel], *, same_scale: bool = False) -> Fig
 
 
 def learning_figure(panels: Sequence[LearningPanel]) -> Figure:
-    """Draw the validations of each model by update."""
+    """Draw the validations of each model by update; of a perplexity, without the fall of the first tenth."""
+    from matplotlib.ticker import MaxNLocator, NullLocator
+
     figure, all_axes = _panels(panels, height=3.2)
     for axes, panel in zip(all_axes, panels, strict=True):
         for place, (label, curve) in enumerate(panel.curves.items()):
@@ -387,12 +389,23 @@ def learning_figure(panels: Sequence[LearningPanel]) -> Figure:
         if panel.log_scale:
             # round numbers label the axis
             axes.set_yscale("log")
+            axes.yaxis.set_major_locator(MaxNLocator(12, steps=[1, 2, 5, 10]))
             axes.yaxis.set_major_formatter("{x:g}")
-            axes.yaxis.set_minor_formatter("{x:g}")
+            axes.yaxis.set_minor_locator(NullLocator())
+            axes.set_ylim(top=_without_start(panel.curves.values()))
         axes.set_ylabel(panel.axis, fontsize=8)
         axes.set_xlabel("update", fontsize=8)
         axes.legend(fontsize=7)
     return figure
+
+
+def _without_start(curves: Iterable[Sequence[tuple[int, float]]]) -> float:
+    """Return the highest value after a tenth of the updates of its curve.
+
+    >>> _without_start([[(100, 500.0), (200, 50.0), (1000, 8.0)], [(100, 300.0), (200, 60.0), (1000, 9.0)]])
+    60.0
+    """
+    return max(value for curve in curves for update, value in curve if 10 * update > curve[-1][0])
 
 
 def _panels(panels: Sequence[GainPanel | LearningPanel], *, height: float) -> tuple[Figure, list[Axes]]:
