@@ -107,12 +107,17 @@ def test_evaluate_compares_two_runs_on_the_same_examples(run, runs):
         "evaluate", runs / "windows", "--against", runs / "plain", "--data", runs / "windows/data"
     )
     assert code == 0
-    assert "difference, first minus second" in out
+    assert "difference, first minus second; ratio, first over second\n" in out
     assert ", p " in out
     code, out, _ = run("evaluate", runs / "translator", "--against", runs / "translator", "--json")
     comparison = json.loads(out)["against"]["comparison"]
     assert comparison["bleu"]["p"] == 1.0
     assert "bs:1000" in comparison["bleu"]["signature"]
+    code, out, _ = run("evaluate", runs / "language", "--against", runs / "language")
+    assert (code, out.splitlines()[-1]) == (
+        0,
+        "  perplexity           ratio 1.0000 (95 % interval 1.0000-1.0000)",
+    )
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -139,7 +140,47 @@ def test_translations_are_scored_against_the_text_of_the_corpus(reorder_store, t
     for way in ("bleu", "bleu_tokenized", "bleu_compound_split", "chrf"):
         assert 0 <= found.metrics[way]["value"] <= 100
         assert "version:" in found.metrics[way]["signature"]
-    assert set(compare(found, found, samples=20)) == {"bleu", "bleu_tokenized", "bleu_compound_split", "chrf"}
+    comparison = compare(found, found, samples=20)
+    ways = {"bleu", "bleu_tokenized", "bleu_compound_split", "chrf"}
+    assert set(comparison) == {*ways, "perplexity_by_token"}
+    assert comparison["perplexity_by_token"] == {"ratio": 1.0, "low": 1.0, "high": 1.0}
+
+
+def test_the_perplexity_of_translations_is_that_of_validation(reorder_store, tmp_path):
+    task = of(reorder_store, label_smoothing=0.1)
+    trained = saved(task, tmp_path / "model")
+    found = evaluate_model(trained, task, "test", GREEDY)
+    assert found.metrics["perplexity_by_token"] == pytest.approx(
+        task.validate(trained.model, "test")["perplexity"], rel=1e-5
+    )
+    assert found.nll[:, 1].tolist() == task.lengths("test")[1].tolist()
+
+
+def test_a_ratio_of_perplexities_has_an_interval_where_both_read_the_same(text_store, tmp_path):
+    task = of(text_store)
+    first, second = (
+        evaluate_model(saved(task, tmp_path / str(seed), seed=seed), task, "test", GREEDY) for seed in (0, 1)
+    )
+    found = compare(first, second)["perplexity"]
+    assert found["ratio"] == pytest.approx(first.metrics["perplexity"] / second.metrics["perplexity"])
+    assert found["low"] < found["ratio"] < found["high"]
+    # every row a third more: the ratio is known, and no row says otherwise
+    nll = second.nll + second.nll[:, 1:] * [np.log(4 / 3), 0.0]
+    worse = replace(second, nll=nll, metrics={"perplexity": second.metrics["perplexity"] * 4 / 3})
+    assert compare(worse, second)["perplexity"] == pytest.approx(dict.fromkeys(found, 4 / 3))
+    # another tokenizer cuts the same rows otherwise
+    other = replace(second, nll=second.nll * [1.0, 1.5])
+    assert set(compare(first, other)["perplexity"]) == {"ratio"}
+    # nothing can be said from one row
+    one = replace(first, nll=first.nll[:1])
+    assert set(compare(one, one)["perplexity"]) == {"ratio"}
+
+
+def test_translations_of_other_tokens_have_no_ratio_of_perplexities(reorder_store, tmp_path):
+    task = of(reorder_store)
+    found = evaluate_model(saved(task, tmp_path / "model"), task, "test", GREEDY)
+    other = replace(found, nll=found.nll * [1, 2])
+    assert "perplexity_by_token" not in compare(found, other, samples=20)
 
 
 def test_text_has_its_perplexity_by_word_and_by_token(text_store, tmp_path):

@@ -26,16 +26,10 @@ def format_report(report: dict[str, Any]) -> Iterator[str]:
         other = report["against"]
         yield f"{other['run']}: {other['attention']}"
         yield from format_metrics(other["metrics"])
-        yield "difference, first minus second"
+        yield "difference, first minus second; ratio, first over second"
         for name, values in other["comparison"].items():
-            metric = tasks_metrics.METRICS.get(name)
-            scales = {"difference": metric.scale if metric else 1.0}
-            numbers = (
-                _format_score(key, scales.get(key, 1.0) * value)
-                for key, value in values.items()
-                if key != "signature"
-            )
-            yield f"  {name:20} {', '.join(numbers)}{_format_signature(values)}"
+            text = _format_ratio(**values) if "ratio" in values else _format_difference(name, **values)
+            yield f"  {name:20} {text}"
 
 
 def format_metrics(metrics: dict[str, Any]) -> Iterator[str]:
@@ -105,10 +99,15 @@ def format_p(p: float) -> str:
     return f"{p:.3f}" if p >= 0.001 else "<0.001"
 
 
-def _format_score(key: str, value: float) -> str:
-    if key == "p":
-        return f"p {format_p(value)}"
-    return f"{key} {value:+.2f}" if key == "difference" else f"{key} {value:.4f}"
+def _format_difference(name: str, difference: float, p: float, **signature: str) -> str:
+    metric = tasks_metrics.METRICS.get(name)
+    scale = metric.scale if metric else 1.0
+    return f"difference {scale * difference:+.2f}, p {format_p(p)}{_format_signature(signature)}"
+
+
+def _format_ratio(ratio: float, low: float | None = None, high: float | None = None) -> str:
+    interval = "" if low is None else f" (95 % interval {low:.4f}-{high:.4f})"
+    return f"ratio {ratio:.4f}{interval}"
 
 
 def _format_signature(value: dict[str, Any]) -> str:

@@ -1,5 +1,6 @@
 """Evaluate a trained model on a split: metrics, and what is needed to compare them."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, cast
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 
 from diffwindow.decoding import Decoding
 from diffwindow.evaluation.confusion import Confusion
-from diffwindow.evaluation.intervals import accuracy, accuracy_by, mcnemar
+from diffwindow.evaluation.intervals import accuracy, accuracy_by, gain_interval, mcnemar
 from diffwindow.evaluation.windows import has_gold_windows, window_fits
 from diffwindow.models.classifier import Classifier
 from diffwindow.models.translator import Translator
@@ -23,6 +24,7 @@ from diffwindow.tasks.metrics import (
     accuracy_terms,
     bleu_terms,
     paired_bootstrap,
+    perplexity_of,
     translation_scores,
     word_perplexity,
 )
@@ -33,10 +35,14 @@ from diffwindow.tasks.translation import Translation
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Metrics as plain data for JSON, the terms of each example, and what a comparison needs."""
+    """Metrics as plain data for JSON, the terms of each example, and what a comparison needs.
+
+    `nll` has −log p of each example and what it is divided by, tokens of a translation or words of a text.
+    """
 
     metrics: dict[str, Any]
     terms: Terms
+    nll: Terms | None = None
     right: NDArray[np.bool_] | None = None
     hypotheses: list[str] = field(default_factory=list)
     references: list[str] = field(default_factory=list)
@@ -72,17 +78,17 @@ def evaluate_translation(
         moses=trained.record.moses.get("target"),
         progress=lambda done, total: progress("translating", done / total),
     )
-    quick = task.validate(trained.model, split, progress=progress)
+    nll: Terms = np.stack(task.nll(trained.model, split, progress=progress), axis=-1, dtype=np.float64)
     metrics = {
         **score_texts(hypotheses, references, language=language),
-        "perplexity_by_token": quick["perplexity"],
+        "perplexity_by_token": float(perplexity_of(nll.sum(0))),
         "sentences": len(hypotheses),
         "in_pieces": in_pieces,
         # words that the vocabulary does not have are not in the references either: scores are then too high
         "unknown_in_references": int((rows.stream("target") == UNK).sum()),
     }
     terms = bleu_terms(hypotheses, references, language=language)
-    return Evaluation(metrics, terms, hypotheses=hypotheses, references=references, language=language)
+    return Evaluation(metrics, terms, nll, hypotheses=hypotheses, references=references, language=language)
 
 
 def score_texts(
@@ -157,13 +163,14 @@ def evaluate_language_model(
     }
     # a block may cut a word in two, so each row has its share of the words by its tokens
     terms = np.stack([by_row, tokens_by_row * (words / tokens)], axis=-1).astype(np.float32)
-    return Evaluation(metrics, terms)
+    return Evaluation(metrics, terms, terms)
 
 
 def compare(first: Evaluation, second: Evaluation, *, samples: int = 1000) -> dict[str, Any]:
     """Compare two models on the same examples; p is the probability of such a difference by chance.
 
-    Translations: sacreBLEU's paired bootstrap. Classes: McNemar's exact test. Text: the perplexities' ratio.
+    Translations: sacreBLEU's paired bootstrap, and the ratio of the perplexities. Classes: McNemar's exact
+    test. Text: the ratio of the perplexities.
     """
     if first.references != second.references:
         raise ValueError("the two runs have different references; evaluate them on one corpus")
@@ -171,11 +178,25 @@ def compare(first: Evaluation, second: Evaluation, *, samples: int = 1000) -> di
         comparisons = paired_bootstrap(
             first.hypotheses, second.hypotheses, first.references, language=first.language, samples=samples
         )
-        return {
+        scores: dict[str, Any] = {
             one.metric: {"difference": one.value - one.other, "p": one.p, "signature": one.signature}
             for one in comparisons
         }
+        # of tokens alone that both read: those of two tokenizers do not compare
+        ratio = _perplexity_ratio(first, second, "perplexity_by_token")
+        return scores | ({"perplexity_by_token": ratio} if "low" in ratio else {})
     if first.right is not None and second.right is not None:
         difference = float(first.right.mean() - second.right.mean())
         return {"accuracy": {"difference": difference, "p": mcnemar(first.right, second.right)}}
-    return {"perplexity": {"ratio": first.metrics["perplexity"] / second.metrics["perplexity"]}}
+    return {"perplexity": _perplexity_ratio(first, second, "perplexity")}
+
+
+def _perplexity_ratio(first: Evaluation, second: Evaluation, metric: str) -> dict[str, float]:
+    """Return the ratio of two perplexities, and its 95 % interval over examples if both read the same."""
+    ratio = {"ratio": first.metrics[metric] / second.metrics[metric]}
+    nll, other = cast(Terms, first.nll), cast(Terms, second.nll)
+    if len(nll) < 2 or not np.array_equal(nll[:, 1], other[:, 1]):
+        return ratio
+    interval = gain_interval(nll[None], other[None], lambda totals: totals[..., 0] / totals[..., 1])
+    low, high = (math.exp(min(interval.gain + sign * interval.reach, 700.0)) for sign in (-1, 1))
+    return ratio | {"low": low, "high": high}

@@ -12,7 +12,7 @@ from diffwindow.checks import check_tokens
 from diffwindow.models.config import Depth, ModelConfig
 from diffwindow.models.decoding_state import DecodingState
 from diffwindow.models.layers import AttentionBlock, TokenEmbedding, TransformerStack
-from diffwindow.models.loss import TokenLoss
+from diffwindow.models.loss import TokenLoss, token_log_probs
 from diffwindow.models.model import Model
 from diffwindow.notation import Role
 from diffwindow.special_tokens import PAD
@@ -90,6 +90,12 @@ class Translator(Model[TranslatorConfig]):
         """Score `labels`, the token after each of `target`, without holding the logits."""
         hidden = self.hidden(source, target, source_mask, gates)
         return self.embedding.loss(hidden, labels, label_smoothing=label_smoothing)
+
+    def nll_by_row(
+        self, source: Int[Tensor, "b n"], target: Int[Tensor, "b t"], labels: Int[Tensor, "b t"]
+    ) -> Float[Tensor, " b"]:
+        """Return −log p of each row's labels, without gradients."""
+        return -token_log_probs(self.hidden(source, target), self.embedding.logits, labels).sum(-1)
 
     def encode(
         self,

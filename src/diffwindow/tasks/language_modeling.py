@@ -13,7 +13,7 @@ from diffwindow.models.language_model import LanguageModel, LanguageModelConfig
 from diffwindow.progress import SILENT, Progress
 from diffwindow.special_tokens import PAD
 from diffwindow.tasks.metrics import count_words, word_perplexity
-from diffwindow.tasks.task import StoreTask, TensorBatch, sweep
+from diffwindow.tasks.task import StoreTask, TensorBatch, score_rows
 
 
 @dataclass(frozen=True)
@@ -67,16 +67,14 @@ class LanguageModeling(StoreTask[LanguageModelConfig]):
         self, model: nn.Module, split: str, *, progress: Progress = SILENT
     ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """Return −log p of each row or block of a split, and the number of its tokens."""
-        (tokens,) = self.lengths(split)
-        nll = np.zeros(len(tokens))
-
-        def score(_: np.ndarray, batch: TextBatch) -> np.ndarray:
-            by_row = cast(LanguageModel, model).nll_by_row(batch.tokens, batch.labels)
-            return by_row.double().cpu().numpy()
-
-        for indices, by_row in sweep(self, model, split, score, progress):
-            nll[indices] = by_row
-        return nll, tokens.astype(np.int64)
+        nll = score_rows(
+            self,
+            model,
+            split,
+            lambda batch: cast(LanguageModel, model).nll_by_row(batch.tokens, batch.labels),
+            progress,
+        )
+        return nll, self.lengths(split)[0].astype(np.int64)
 
     def words(self, split: str) -> int:
         """Count the words of a split, and the ends of its rows, which are predicted too."""

@@ -6,6 +6,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from diffwindow.data.store import Store
@@ -103,6 +104,25 @@ def sweep(
             max_tokens=task.options.valid_tokens,
             progress=lambda done, total: progress(stage, done / total),
         )
+
+
+def score_rows(
+    task: StoreTask[Any],
+    model: nn.Module,
+    split: str,
+    score: Callable[[Any], Tensor],
+    progress: Progress = SILENT,
+) -> NDArray[np.float64]:
+    """Return a number for each example of a split, from a function of batches (see `sweep`)."""
+
+    def work(_: np.ndarray, batch: Any) -> NDArray[np.float64]:
+        scores: NDArray[np.float64] = score(batch).double().cpu().numpy()
+        return scores
+
+    numbers = np.zeros(len(task.lengths(split)[0]))
+    for indices, some in sweep(task, model, split, work, progress):
+        numbers[indices] = some
+    return numbers
 
 
 def model_config(store: Store, settings: dict[str, Any]) -> ModelConfig:

@@ -6,6 +6,7 @@ from typing import ClassVar, cast
 
 import numpy as np
 from jaxtyping import Int
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from diffwindow.data.batching import collate, shift_right
@@ -18,7 +19,7 @@ from diffwindow.models.translator import Translator, TranslatorConfig
 from diffwindow.progress import SILENT, Progress
 from diffwindow.special_tokens import PAD
 from diffwindow.tasks.metrics import bleu_of, bleu_terms, word_perplexity
-from diffwindow.tasks.task import StoreTask, TensorBatch, sweep
+from diffwindow.tasks.task import StoreTask, TensorBatch, score_rows, sweep
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,19 @@ class Translation(StoreTask[TranslatorConfig]):
         total, nll, units = (sum(column) for column in zip(*(one for _, one in scores), strict=True))
         metrics = {"loss": total / units, "nll": nll / units, "perplexity": word_perplexity(nll, units)}
         return metrics | ({"bleu": self.bleu(model, split, progress=progress)} if watch == "bleu" else {})
+
+    def nll(
+        self, model: nn.Module, split: str, *, progress: Progress = SILENT
+    ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """Return −log p of each target of a split, and the number of its tokens."""
+        nll = score_rows(
+            self,
+            model,
+            split,
+            lambda batch: cast(Translator, model).nll_by_row(batch.source, batch.target, batch.labels),
+            progress,
+        )
+        return nll, self.lengths(split)[1].astype(np.int64)
 
     def bleu(self, model: nn.Module, split: str, *, progress: Progress = SILENT) -> float:
         """Return the BLEU of greedy translations, of `bleu_sentences` sentences spread over the split."""
