@@ -4,6 +4,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from scipy.special import stdtrit
 
 from diffwindow.data.synthetic import agreement, reorder
 from diffwindow.decoding import Decoding
@@ -166,14 +167,49 @@ def test_a_ratio_of_perplexities_has_an_interval_where_both_read_the_same(text_s
     assert found["low"] < found["ratio"] < found["high"]
     # every row a third more: the ratio is known, and no row says otherwise
     nll = second.nll + second.nll[:, 1:] * [np.log(4 / 3), 0.0]
-    worse = replace(second, nll=nll, metrics={"perplexity": second.metrics["perplexity"] * 4 / 3})
-    assert compare(worse, second)["perplexity"] == pytest.approx(dict.fromkeys(found, 4 / 3))
-    # another tokenizer cuts the same rows otherwise
-    other = replace(second, nll=second.nll * [1.0, 1.5])
+    assert compare(replace(second, nll=nll), second)["perplexity"] == pytest.approx(
+        dict.fromkeys(found, 4 / 3)
+    )
+    # perplexities too large for a float have a ratio inside of its interval
+    hard = [replace(one, nll=one.nll * [1000.0, 1.0]) for one in (first, second)]
+    found = compare(*hard)["perplexity"]
+    assert found["low"] < found["ratio"] < found["high"]
+    # one text in other blocks
+    other = replace(second, nll=second.nll[::-1])
     assert set(compare(first, other)["perplexity"]) == {"ratio"}
     # nothing can be said from one row
     one = replace(first, nll=first.nll[:1])
     assert set(compare(one, one)["perplexity"]) == {"ratio"}
+
+
+def test_an_interval_of_a_ratio_counts_the_words_of_each_row(text_store, tmp_path):
+    """By the variance of a ratio of two sums over rows, to first order."""
+    task = of(text_store)
+    first, second = (
+        evaluate_model(saved(task, tmp_path / str(seed), seed=seed), task, "test", GREEDY) for seed in (0, 1)
+    )
+    words = np.array([len(example.sentence.split()) + 1 for example in agreement(100, part="test")])
+    differences = first.nll[:, 0] - second.nll[:, 0]
+    ratio = differences.sum() / words.sum()
+    error = np.std(differences - ratio * words) * len(words) ** 0.5 / words.sum()
+    found = compare(first, second)["perplexity"]
+    assert np.log(found["ratio"]) == pytest.approx(ratio)
+    assert np.log(found["high"] / found["low"]) == pytest.approx(2 * stdtrit(99, 0.975) * error, rel=0.05)
+
+
+def test_perplexities_of_other_words_have_no_ratio(text_store, tmp_path):
+    task = of(text_store)
+    found = evaluate_model(saved(task, tmp_path / "model"), task, "test", GREEDY)
+    for name in ("words", "unknown_words"):
+        other = replace(found, metrics=found.metrics | {name: found.metrics[name] + 1})
+        assert compare(found, other) == {}
+
+
+def test_one_translation_has_a_ratio_without_an_interval(reorder_store, tmp_path):
+    task = of(reorder_store)
+    found = evaluate_model(saved(task, tmp_path / "model"), task, "test", GREEDY)
+    one = replace(found, nll=found.nll[:1])
+    assert compare(one, one, samples=20)["perplexity_by_token"] == {"ratio": 1.0}
 
 
 def test_translations_of_other_tokens_have_no_ratio_of_perplexities(reorder_store, tmp_path):

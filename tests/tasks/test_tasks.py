@@ -11,6 +11,7 @@ from diffwindow.data.corpora import recipe_of
 from diffwindow.data.own_files import labelled_recipe
 from diffwindow.data.prepare import prepare
 from diffwindow.data.store import Store
+from diffwindow.data.synthetic import agreement
 from diffwindow.data.tokenizer import Tokenizer
 from diffwindow.decoding.translate import Output
 from diffwindow.evaluation.windows import window_fits
@@ -115,8 +116,18 @@ def test_a_split_is_decoded_once_to_count_its_words(text_store, monkeypatch):
     task, decoded = of(text_store), []
     decode = Tokenizer.decode
     monkeypatch.setattr(Tokenizer, "decode", lambda *call: decoded.append(1) or decode(*call))
-    assert task.words("valid") == task.words("valid")
+    assert task.words("valid").sum() == task.words("valid").sum()
     assert len(decoded) == len(text_store.split("valid"))
+
+
+def test_words_are_those_of_each_row_and_blocks_share_those_of_the_texts_they_cut(text_store):
+    texts = [example.sentence for example in agreement(100, part="test")]
+    words = [len(text.split()) + 1 for text in texts]
+    assert of(text_store).words("test").tolist() == words
+    lengths = text_store.split("test").lengths("text")
+    shares = [count / length for count, length in zip(words, lengths, strict=True) for _ in range(length)]
+    blocks = [sum(shares[start : start + 37]) for start in range(0, len(shares), 37)]
+    assert of(text_store, block_size=37).words("test") == pytest.approx(blocks)
 
 
 def test_only_the_first_tokens_of_a_long_text_are_read(agreement_store):

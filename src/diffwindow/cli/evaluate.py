@@ -92,7 +92,8 @@ def evaluate(
 ) -> None:
     """Score a trained model: accuracy and F1, perplexity per word, or three kinds of BLEU and chrF.
 
-    Two runs are compared by sacreBLEU's paired bootstrap (translation) or McNemar's exact test (labels).
+    Two runs are compared by sacreBLEU's paired bootstrap (translation), McNemar's exact test (labels) or
+    the ratio of their perplexities (translation and text).
     Several processes share the work: torchrun --nproc-per-node 2 -m diffwindow evaluate …
     """
     test_set = {"--data": data, "--source": source, "--labels": labels, "--text": text}

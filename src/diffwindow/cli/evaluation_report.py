@@ -30,6 +30,8 @@ def format_report(report: dict[str, Any]) -> Iterator[str]:
         for name, values in other["comparison"].items():
             text = _format_ratio(**values) if "ratio" in values else _format_difference(name, **values)
             yield f"  {name:20} {text}"
+        if not other["comparison"]:
+            yield "  none: the two runs read other words, or know others; prepare both corpora alike"
 
 
 def format_metrics(metrics: dict[str, Any]) -> Iterator[str]:
@@ -106,8 +108,8 @@ def _format_difference(name: str, difference: float, p: float, **signature: str)
 
 
 def _format_ratio(ratio: float, low: float | None = None, high: float | None = None) -> str:
-    interval = "" if low is None else f" (95 % interval {low:.4f}-{high:.4f})"
-    return f"ratio {ratio:.4f}{interval}"
+    interval = "" if low is None else f" (95 % interval {low:#.5g}-{high:#.5g})"
+    return f"ratio {ratio:#.5g}{interval}"
 
 
 def _format_signature(value: dict[str, Any]) -> str:

@@ -151,7 +151,8 @@ def evaluate_language_model(
     """Return the perplexity of a split, per word and per token."""
     by_row, tokens_by_row = task.nll(trained.model, split, progress=progress)
     nll, tokens = float(by_row.sum()), int(tokens_by_row.sum())
-    words, stream = task.words(split), task.store.split(split).stream("text")
+    words_by_row, stream = task.words(split), task.store.split(split).stream("text")
+    words = round(float(words_by_row.sum()))
     metrics = {
         "perplexity": word_perplexity(nll, words),
         "perplexity_by_token": word_perplexity(nll, tokens),
@@ -161,16 +162,15 @@ def evaluate_language_model(
         "unknown_words": int((stream == UNK).sum()),
         "rows": int((stream == EOS).sum()),
     }
-    # a block may cut a word in two, so each row has its share of the words by its tokens
-    terms = np.stack([by_row, tokens_by_row * (words / tokens)], axis=-1).astype(np.float32)
-    return Evaluation(metrics, terms, terms)
+    terms = np.stack([by_row, words_by_row], axis=-1)
+    return Evaluation(metrics, terms.astype(np.float32), terms)
 
 
 def compare(first: Evaluation, second: Evaluation, *, samples: int = 1000) -> dict[str, Any]:
     """Compare two models on the same examples; p is the probability of such a difference by chance.
 
     Translations: sacreBLEU's paired bootstrap, and the ratio of the perplexities. Classes: McNemar's exact
-    test. Text: the ratio of the perplexities.
+    test. Text: the ratio of the perplexities. There is no ratio of perplexities that do not compare.
     """
     if first.references != second.references:
         raise ValueError("the two runs have different references; evaluate them on one corpus")
@@ -182,21 +182,35 @@ def compare(first: Evaluation, second: Evaluation, *, samples: int = 1000) -> di
             one.metric: {"difference": one.value - one.other, "p": one.p, "signature": one.signature}
             for one in comparisons
         }
-        # of tokens alone that both read: those of two tokenizers do not compare
-        ratio = _perplexity_ratio(first, second, "perplexity_by_token")
-        return scores | ({"perplexity_by_token": ratio} if "low" in ratio else {})
+        # the tokens of two tokenizers do not compare
+        same = np.array_equal(cast(Terms, first.nll)[:, 1], cast(Terms, second.nll)[:, 1])
+        return scores | ({"perplexity_by_token": _perplexity_ratio(first, second)} if same else {})
     if first.right is not None and second.right is not None:
         difference = float(first.right.mean() - second.right.mean())
         return {"accuracy": {"difference": difference, "p": mcnemar(first.right, second.right)}}
-    return {"perplexity": _perplexity_ratio(first, second, "perplexity")}
+    # nor do texts of other words, or of other unknown ones
+    same = all(first.metrics[name] == second.metrics[name] for name in ("words", "unknown_words"))
+    return {"perplexity": _perplexity_ratio(first, second)} if same else {}
 
 
-def _perplexity_ratio(first: Evaluation, second: Evaluation, metric: str) -> dict[str, float]:
-    """Return the ratio of two perplexities, and its 95 % interval over examples if both read the same."""
-    ratio = {"ratio": first.metrics[metric] / second.metrics[metric]}
+def _perplexity_ratio(first: Evaluation, second: Evaluation) -> dict[str, float]:
+    """Return the ratio of two perplexities, and its 95 % interval over examples if they are two or more.
+
+    Models that cut one text into other blocks have other examples, and no interval.
+    """
     nll, other = cast(Terms, first.nll), cast(Terms, second.nll)
+    # of logarithms, since a perplexity may be too large for a float
+    gain = float(_log_perplexity(nll.sum(0)) - _log_perplexity(other.sum(0)))
     if len(nll) < 2 or not np.array_equal(nll[:, 1], other[:, 1]):
-        return ratio
-    interval = gain_interval(nll[None], other[None], lambda totals: totals[..., 0] / totals[..., 1])
-    low, high = (math.exp(min(interval.gain + sign * interval.reach, 700.0)) for sign in (-1, 1))
-    return ratio | {"low": low, "high": high}
+        return {"ratio": _exp(gain)}
+    reach = gain_interval(nll[None], other[None], _log_perplexity).reach
+    return {"ratio": _exp(gain), "low": _exp(gain - reach), "high": _exp(gain + reach)}
+
+
+def _log_perplexity(totals: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.asarray(totals[..., 0] / totals[..., 1])
+
+
+def _exp(logarithm: float) -> float:
+    # a float overflows beyond this
+    return math.exp(min(logarithm, 700.0))

@@ -34,8 +34,8 @@ class LanguageModeling(StoreTask[LanguageModelConfig]):
 
     metrics: ClassVar[tuple[str, ...]] = ("loss", "perplexity")
     unit: ClassVar[str] = "tokens"
-    # words by split: a run validates often, and decoding a split takes long
-    _words: dict[str, int] = field(default_factory=dict, init=False, repr=False, compare=False)
+    # words by text of a split: a run validates often, and decoding a split takes long
+    _words: dict[str, NDArray[np.int64]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def lengths(self, split: str) -> list[np.ndarray]:
         """Return the numbers of tokens of the rows or blocks."""
@@ -76,18 +76,25 @@ class LanguageModeling(StoreTask[LanguageModelConfig]):
         )
         return nll, self.lengths(split)[0].astype(np.int64)
 
-    def words(self, split: str) -> int:
-        """Count the words of a split, and the ends of its rows, which are predicted too."""
+    def words(self, split: str) -> NDArray[np.float64]:
+        """Count the words of each row or block, and the ends of texts, which are predicted too.
+
+        A block may cut a word in two: there each token counts as its share of the words of its text.
+        """
+        rows, tokenizer = self.store.split(split).sequences["text"], self.store.tokenizer
         if split not in self._words:
-            rows, tokenizer = self.store.split(split).sequences["text"], self.store.tokenizer
             texts = (tokenizer.decode(rows[index].tolist()) for index in range(len(rows)))
-            self._words[split] = count_words(texts)
-        return self._words[split]
+            self._words[split] = np.fromiter(map(count_words, texts), np.int64, len(rows))
+        words, lengths = self._words[split], rows.lengths()
+        if self.options.block_size is None:
+            return words.astype(np.float64)
+        shares = np.repeat(words / lengths, lengths)
+        return np.add.reduceat(shares, np.arange(0, len(shares), self.options.block_size))
 
     def validate(
         self, model: nn.Module, split: str, *, watch: str = "loss", progress: Progress = SILENT
     ) -> dict[str, float]:
         """Return the cross-entropy per token, without smoothing, and the perplexity per word."""
         by_row, tokens = self.nll(model, split, progress=progress)
-        nll = float(by_row.sum())
-        return {"loss": nll / int(tokens.sum()), "perplexity": word_perplexity(nll, self.words(split))}
+        nll, words = float(by_row.sum()), round(float(self.words(split).sum()))
+        return {"loss": nll / int(tokens.sum()), "perplexity": word_perplexity(nll, words)}
