@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
-from diffwindow.evaluation.intervals import Interval, gain_interval, interval_from_scores
+from diffwindow.evaluation.intervals import gain_interval, interval_from_scores
 from diffwindow.tasks.metrics import METRICS, load_outcomes
 
 HERE = Path(__file__).parent
@@ -28,13 +29,17 @@ RULES = {"soft": "as trained", "argmax": "discrete", "none": "none, M = 1"}
 
 
 class Claim(NamedTuple):
-    """Rows of a report whose gains are shown, over its first row or another one."""
+    """Rows of a report whose gains are shown, over its first row or another one.
+
+    The examples of the columns in `also` are taken with those of `column`, as one test set.
+    """
 
     task: str
     report: str
     column: str
     rows: list[str]
     base: str | None = None
+    also: tuple[str, ...] = ()
 
 
 CLASSIFIERS = ["Enc(Rel)@all", "Enc(Loc)", "Enc(MW)", "Enc(AW)"]
@@ -44,7 +49,14 @@ LONG = "agreement, real text, 10,000 updates"
 SHORT = "agreement, real text, 1,000 updates"
 GENERATED = "agreement, generated"
 LANGUAGE = "language model, perplexity"
+TRAINED = "translation, 8,000 updates, BLEU, 2,461 sentences"
 TEST_SETS = {"test 2016": "en-de", "test 2017": "en-de-test2017", "MSCOCO": "en-de-mscoco"}
+
+
+def _trained(rows: list[str], base: str) -> Claim:
+    return Claim(TRAINED, "translation-positions-trained", "en-de", rows, base, tuple(TEST_SETS.values())[1:])
+
+
 CLAIMS = [
     Claim(LONG, "table5-paper", "sva-subset", CLASSIFIERS),
     Claim(f"{LONG}, trained again", "table5-rules-paper", "sva-subset", ["Enc(MW)", "Enc(AW)"]),
@@ -73,13 +85,8 @@ CLAIMS = [
     Claim("SST-2", "sentiment-positions-paper", "sst", [f"Global{ROTARY}"]),
     Claim("IMDB, 2,000 updates", "table5-mini", "imdb", CLASSIFIERS),
     Claim("IMDB, 10,000 updates", "table5-paper", "imdb", ["Enc(MW)", "Enc(AW)"]),
-    *(
-        Claim(
-            f"translation, 8,000 updates, BLEU, {name}", "translation-positions-trained", column, rows, base
-        )
-        for name, column in TEST_SETS.items()
-        for rows, base in (([BEST, f"Global{ROTARY}"], None), ([f"{BEST}{ROTARY}"], f"Global{ROTARY}"))
-    ),
+    _trained([BEST, f"Global{ROTARY}"], "Global"),
+    _trained([f"{BEST}{ROTARY}"], f"Global{ROTARY}"),
     *(
         claim
         for name, column in TEST_SETS.items()
@@ -117,24 +124,48 @@ CLAIMS = [
         ],
     ),
 ]
+# each pair is a row and the one that it is compared with
+POOLED = {
+    f"{BEST}, both kinds of positions": [(BEST, "Global"), (f"{BEST}{ROTARY}", f"Global{ROTARY}")],
+    "rotary, with and without windows": [(f"Global{ROTARY}", "Global"), (f"{BEST}{ROTARY}", BEST)],
+}
 
 
 def gains() -> list[dict[str, Any]]:
     """Return a gain per claim and row, above 0 where it is better, with its interval if there is one."""
-    return [_gain(claim, key) for claim in CLAIMS for key in claim.rows]
+    return [
+        *(_gain(claim, key) for claim in CLAIMS for key in claim.rows),
+        *(_pooled_gain(attention, pairs) for attention, pairs in POOLED.items()),
+    ]
+
+
+def _pooled_gain(attention: str, pairs: list[tuple[str, str]]) -> dict[str, Any]:
+    """Return a gain over the seeds of several pairs of translators that were trained to the end."""
+    ours, theirs = [], []
+    for key, base in pairs:
+        claim = _trained([key], base)
+        _, _, seeds, _ = _compared(claim, key)
+        ours.append(_outcomes(claim, key, seeds))
+        theirs.append(_outcomes(claim, base, seeds))
+    interval = gain_interval(np.concatenate(ours), np.concatenate(theirs), METRICS["bleu"].gain)
+    return {
+        "task": TRAINED,
+        "attention": attention,
+        "gain": interval.gain,
+        "reach": interval.reach,
+        "seeds": interval.seeds,
+    }
 
 
 def _gain(claim: Claim, key: str) -> dict[str, Any]:
-    report = json.loads((HERE / claim.report / "report.json").read_text(encoding="utf-8"))
-    column = next(column for column in report["columns"] if column["column"] == claim.column)
-    rows = {row["key"]: row for row in column["rows"]}
-    row, base = rows[key], column["rows"][0] if claim.base is None else rows[claim.base]
-    seeds = sorted(row["by_seed"].keys() & base["by_seed"].keys())
+    row, base, seeds, column = _compared(claim, key)
     values, others = ([one["by_seed"][seed] for seed in seeds] for one in (row, base))
-    sign = METRICS[column["metric"]].sign
-    reach = None
+    metric = METRICS[column["metric"]]
+    gain, reach = metric.sign * float(np.mean(values) - np.mean(others)), None
     if claim.base is not None:
-        reach = _paired(claim, key, seeds, column["metric"]).reach
+        terms = (_outcomes(claim, one["key"], seeds) for one in (row, base))
+        interval = gain_interval(*terms, metric.gain)
+        gain, reach = interval.gain, interval.reach
     elif row.get("interval"):
         reach = row["interval"]["reach"]
     elif column["metric"] == "accuracy":
@@ -142,18 +173,29 @@ def _gain(claim: Claim, key: str) -> dict[str, Any]:
         reach = interval_from_scores(values, others, examples).reach
     return {
         "task": claim.task,
-        "attention": _name(row) + (f" over {_name(base)}" if claim.base else ""),
-        "gain": sign * float(np.mean(values) - np.mean(others)),
+        "attention": _name(row) + (f" over {_name(base)}" if base is not column["rows"][0] else ""),
+        "gain": gain,
         "reach": reach,
         "seeds": len(seeds),
     }
 
 
-def _paired(claim: Claim, key: str, seeds: list[str], metric: str) -> Interval:
-    """Compute the interval of two rows that the report does not compare, from its outcomes."""
-    outcomes = load_outcomes(HERE / claim.report / f"outcomes-{claim.column}.npz")
-    ours, theirs = (np.stack([outcomes[f"{row}/{seed}"] for seed in seeds]) for row in (key, str(claim.base)))
-    return gain_interval(ours, theirs, METRICS[metric].gain)
+def _compared(claim: Claim, key: str) -> tuple[dict[str, Any], dict[str, Any], list[str], dict[str, Any]]:
+    """Return a row, the one that it is compared with, the seeds that both have, and their column."""
+    report = json.loads((HERE / claim.report / "report.json").read_text(encoding="utf-8"))
+    column = next(column for column in report["columns"] if column["column"] == claim.column)
+    rows = {row["key"]: row for row in column["rows"]}
+    row, base = rows[key], column["rows"][0] if claim.base is None else rows[claim.base]
+    return row, base, sorted(row["by_seed"].keys() & base["by_seed"].keys()), column
+
+
+def _outcomes(claim: Claim, key: str, seeds: list[str]) -> NDArray[np.number]:
+    """Read the outcomes of a row, `[seeds, examples, terms]`."""
+    by_column = [
+        load_outcomes(HERE / claim.report / f"outcomes-{column}.npz")
+        for column in (claim.column, *claim.also)
+    ]
+    return np.stack([np.concatenate([one[f"{key}/{seed}"] for one in by_column]) for seed in seeds])
 
 
 def _name(row: dict[str, Any]) -> str:
