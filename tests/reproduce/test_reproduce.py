@@ -241,6 +241,7 @@ def test_all_rows_of_a_seed_come_before_the_next(tmp_path):
 def _outcome(job, value, problem=None):
     metrics = {"by_attractors": {"-1": {"correct": 3, "total": 4}, "1": {"correct": 1, "total": 2}}}
     metrics["by_length"] = {"1-10": {"correct": 4, "total": 6}}
+    metrics["perplexity_by_token"] = 5.0
     fit = {"overlap": None, "best_head": None, "attention_inside": 0.5, "chance": 0.25}
     metrics["windows"] = [fit, fit]
     result = {"value": value, "valid": value, "parameters": 1000, "metrics": metrics}

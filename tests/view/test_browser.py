@@ -56,6 +56,12 @@ def selected_query(page):
     return text(page, "#queries [aria-selected=true]")
 
 
+def shown_head(page):
+    """Read the layer and the head that the page shows, counted from 1."""
+    layer, head = text(page, "#head-name").split("layer ")[1].split(" · ")[0].split(", head ")
+    return int(layer), int(head)
+
+
 def table(page):
     """Read the table of the query: rows of key, window, attention, left, right and the second run."""
     page.evaluate("document.getElementById('values').open = true")
@@ -72,12 +78,11 @@ def test_the_page_starts_at_the_gold_query_and_shows_all_maps(page):
     assert text(page, "#runs").split("\n") == ["Enc(AW)", "against Global"]
     assert page.locator("#bracket [data-part=gold]").count() == 1
     assert "16 bits; the largest error" in text(page, "#notices")
-    trace = small_trace()
-    layer, head = text(page, "#head-name").split("layer ")[1].split(" · ")[0].split(", head ")
-    maps = trace["Enc", int(layer)]
-    np.testing.assert_allclose(column(page, 1), maps.window[int(head) - 1, 5], atol=1e-3)
-    np.testing.assert_allclose(column(page, 2), maps.weights[int(head) - 1, 5], atol=1e-3)
-    np.testing.assert_allclose(column(page, 3), maps.phi_left[int(head) - 1, 5], atol=1e-3)
+    layer, head = shown_head(page)
+    maps = small_trace()["Enc", layer]
+    np.testing.assert_allclose(column(page, 1), maps.window[head - 1, 5], atol=1e-3)
+    np.testing.assert_allclose(column(page, 2), maps.weights[head - 1, 5], atol=1e-3)
+    np.testing.assert_allclose(column(page, 3), maps.phi_left[head - 1, 5], atol=1e-3)
     np.testing.assert_allclose(
         column(page, 5), small_trace(seed=5)["Enc", int(layer)].weights.mean(0)[5], atol=1e-3
     )
@@ -183,16 +188,16 @@ def test_the_keyboard_moves_query_head_and_layer(page):
 
 
 def test_segments_and_expectation_recompute_the_window(page):
-    head = text(page, "#head-name").split("layer ")[1].split(" · ")[0].split(", head ")
-    maps = small_trace()["Enc", int(head[0])]
-    phi = [torch.from_numpy(x[int(head[1]) - 1, 5]) for x in (maps.phi_left, maps.phi_right)]
+    layer, head = shown_head(page)
+    maps = small_trace()["Enc", layer]
+    phi = [torch.from_numpy(x[head - 1, 5]) for x in (maps.phi_left, maps.phi_right)]
     page.fill("#segment", "3")
     page.check("#expectation-exact", force=True)
     expected = soft_window(*phi, segment_size=3, expectation="exact")
     np.testing.assert_allclose(column(page, 1), expected, atol=1e-3)
     assert "the model was trained with segment size 1 and the paper window" in text(page, "#recomputed")
     page.click("#reset")
-    np.testing.assert_allclose(column(page, 1), maps.window[int(head[1]) - 1, 5], atol=1e-3)
+    np.testing.assert_allclose(column(page, 1), maps.window[head - 1, 5], atol=1e-3)
     assert page.is_hidden("#recomputed")
 
 
@@ -211,13 +216,15 @@ def test_a_switch_shows_windows_as_they_are_at_test_time(browser, tmp_path):
 
 
 def test_windows_of_phrases_are_those_of_the_model(browser, tmp_path):
+    torch.manual_seed(0)
     attention, x = WindowAttention(16, num_heads=2, phrases="given"), torch.randn(1, 6, 16)
     gates = torch.tensor([[0.0, 0.0, 1.0, 0.0, 0.0]])
     with capture(attention, tokens=WORDS) as trace:
         attention(x, x, x, gates=gates)
     trace.draw(tmp_path / "phrases.html")
     page = opened(browser, (tmp_path / "phrases.html").as_uri(), color_scheme="light")
-    window = trace["Enc", 1].window[0, -1]
+    _, head = shown_head(page)
+    window = trace["Enc", 1].window[head - 1, -1]
     # two phrases of three keys, each as a whole
     assert len(np.unique(window.round(5))) == 2
     np.testing.assert_allclose(column(page, 1), window, atol=1e-3)
