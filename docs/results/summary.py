@@ -86,7 +86,7 @@ CLAIMS = [
     Claim("IMDB, 2,000 updates", "table5-mini", "imdb", CLASSIFIERS),
     Claim("IMDB, 10,000 updates", "table5-paper", "imdb", ["Enc(MW)", "Enc(AW)"]),
     _trained([BEST, f"Global{ROTARY}"], "Global"),
-    _trained([f"{BEST}{ROTARY}"], f"Global{ROTARY}"),
+    _trained([f"{BEST}{ROTARY}", f"Global{ROTARY}+ffn_dim=512"], f"Global{ROTARY}"),
     *(
         claim
         for name, column in TEST_SETS.items()
