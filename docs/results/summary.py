@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from diffwindow.evaluation.intervals import gain_interval, interval_from_scores
+from diffwindow.evaluation.intervals import gain_interval, interval_from_scores, summary
 from diffwindow.tasks.metrics import METRICS, load_outcomes
 
 HERE = Path(__file__).parent
@@ -124,9 +124,10 @@ CLAIMS = [
         ],
     ),
 ]
+BOTH = f"{BEST}, both kinds of positions"
 # each pair is a row and the one that it is compared with
 POOLED = {
-    f"{BEST}, both kinds of positions": [(BEST, "Global"), (f"{BEST}{ROTARY}", f"Global{ROTARY}")],
+    BOTH: [(BEST, "Global"), (f"{BEST}{ROTARY}", f"Global{ROTARY}")],
     "rotary, with and without windows": [(f"Global{ROTARY}", "Global"), (f"{BEST}{ROTARY}", BEST)],
 }
 
@@ -155,6 +156,33 @@ def _pooled_gain(attention: str, pairs: list[tuple[str, str]]) -> dict[str, Any]
         "reach": interval.reach,
         "seeds": interval.seeds,
     }
+
+
+def savings() -> list[str]:
+    """Say by how much windows lower the perplexity of translation that is trained to the end.
+
+    Intervals are Student's over pairs of runs, of the logarithms of their ratios.
+    """
+    ratios = []
+    for key, base in POOLED[BOTH]:
+        ours, theirs = _log_perplexities(key), _log_perplexities(base)
+        ratios += [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
+    texts = []
+    for found in map(summary, np.transpose(ratios).tolist()):
+        ends = [found.mean, found.mean + found.reach, found.mean - found.reach]
+        less, low, high = -100.0 * np.expm1(ends)
+        texts.append(f"{less:.1f} % ({low:.1f} to {high:.1f})")
+    return texts
+
+
+def _log_perplexities(key: str) -> dict[str, NDArray[np.float64]]:
+    """Read the logarithms of a row's perplexities by seed, in the order of `TEST_SETS`."""
+    found = {}
+    for path in (HERE / "runs/trained/en-de" / key).glob("seed*/result.json"):
+        result = json.loads(path.read_text(encoding="utf-8"))
+        parts = [result, *result["also"].values()]
+        found[path.parent.name] = np.log([part["metrics"]["perplexity_by_token"] for part in parts])
+    return found
 
 
 def _gain(claim: Claim, key: str) -> dict[str, Any]:
@@ -289,3 +317,4 @@ if __name__ == "__main__":
     draw(everything, HERE / "gains.png")
     draw_use(HERE / "table5-rules-paper/report.json", HERE / "use.png")
     print("\n".join(map(row, everything)))
+    print(f"perplexity that windows save, {', '.join(TEST_SETS)}: {', '.join(savings())}")
