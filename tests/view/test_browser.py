@@ -84,7 +84,7 @@ def test_the_page_starts_at_the_gold_query_and_shows_all_maps(page):
     np.testing.assert_allclose(column(page, 2), maps.weights[head - 1, 5], atol=1e-3)
     np.testing.assert_allclose(column(page, 3), maps.phi_left[head - 1, 5], atol=1e-3)
     np.testing.assert_allclose(
-        column(page, 5), small_trace(seed=5)["Enc", int(layer)].weights.mean(0)[5], atol=1e-3
+        column(page, 5), small_trace(seed=5)["Enc", layer].weights.mean(0)[5], atol=1e-3
     )
 
 

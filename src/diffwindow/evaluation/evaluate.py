@@ -1,6 +1,5 @@
 """Evaluate a trained model on a split: metrics, and what is needed to compare them."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, cast
@@ -23,6 +22,8 @@ from diffwindow.tasks.metrics import (
     Terms,
     accuracy_terms,
     bleu_terms,
+    bounded_exp,
+    log_perplexity_of,
     paired_bootstrap,
     perplexity_of,
     translation_scores,
@@ -200,17 +201,8 @@ def _perplexity_ratio(first: Evaluation, second: Evaluation) -> dict[str, float]
     """
     nll, other = cast(Terms, first.nll), cast(Terms, second.nll)
     # of logarithms, since a perplexity may be too large for a float
-    gain = float(_log_perplexity(nll.sum(0)) - _log_perplexity(other.sum(0)))
+    gain = float(log_perplexity_of(nll.sum(0)) - log_perplexity_of(other.sum(0)))
     if len(nll) < 2 or not np.array_equal(nll[:, 1], other[:, 1]):
-        return {"ratio": _exp(gain)}
-    reach = gain_interval(nll[None], other[None], _log_perplexity).reach
-    return {"ratio": _exp(gain), "low": _exp(gain - reach), "high": _exp(gain + reach)}
-
-
-def _log_perplexity(totals: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.asarray(totals[..., 0] / totals[..., 1])
-
-
-def _exp(logarithm: float) -> float:
-    # a float overflows beyond this
-    return math.exp(min(logarithm, 700.0))
+        return {"ratio": bounded_exp(gain)}
+    reach = gain_interval(nll[None], other[None], log_perplexity_of).reach
+    return {"ratio": bounded_exp(gain), "low": bounded_exp(gain - reach), "high": bounded_exp(gain + reach)}

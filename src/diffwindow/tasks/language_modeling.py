@@ -34,8 +34,10 @@ class LanguageModeling(StoreTask[LanguageModelConfig]):
 
     metrics: ClassVar[tuple[str, ...]] = ("loss", "perplexity")
     unit: ClassVar[str] = "tokens"
-    # words by text of a split: a run validates often, and decoding a split takes long
-    _words: dict[str, NDArray[np.int64]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    # words by split: a run validates often, and decoding a split takes long
+    _words: dict[str, NDArray[np.float64]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def lengths(self, split: str) -> list[np.ndarray]:
         """Return the numbers of tokens of the rows or blocks."""
@@ -81,13 +83,16 @@ class LanguageModeling(StoreTask[LanguageModelConfig]):
 
         A block may cut a word in two: there each token counts as its share of the words of its text.
         """
-        rows, tokenizer = self.store.split(split).sequences["text"], self.store.tokenizer
         if split not in self._words:
-            texts = (tokenizer.decode(rows[index].tolist()) for index in range(len(rows)))
-            self._words[split] = np.fromiter(map(count_words, texts), np.int64, len(rows))
-        words, lengths = self._words[split], rows.lengths()
+            self._words[split] = self._count_words(split)
+        return self._words[split]
+
+    def _count_words(self, split: str) -> NDArray[np.float64]:
+        rows, tokenizer = self.store.split(split).sequences["text"], self.store.tokenizer
+        texts = (tokenizer.decode(rows[index].tolist()) for index in range(len(rows)))
+        words, lengths = np.fromiter(map(count_words, texts), np.float64, len(rows)), rows.lengths()
         if self.options.block_size is None:
-            return words.astype(np.float64)
+            return words
         shares = np.repeat(words / lengths, lengths)
         return np.add.reduceat(shares, np.arange(0, len(shares), self.options.block_size))
 

@@ -34,8 +34,16 @@ def word_perplexity(nll: float, words: int) -> float:
     """
     if words < 1:
         raise ValueError("a text without words has no perplexity")
-    # a float overflows beyond this
-    return math.exp(min(nll / words, 700.0))
+    return bounded_exp(nll / words)
+
+
+# the exponential of more overflows a float
+_LARGEST = 700.0
+
+
+def bounded_exp(logarithm: float) -> float:
+    """Return the exponential, or a very large number where a float would overflow."""
+    return math.exp(min(logarithm, _LARGEST))
 
 
 def count_words(text: str) -> int:
@@ -63,7 +71,12 @@ def accuracy_of(totals: Array) -> Array:
 
 def perplexity_of(totals: Array) -> Array:
     """Return exp(−log p / words), from totals of (−log p, words)."""
-    return np.exp(np.minimum(totals[..., 0] / totals[..., 1], 700.0))
+    return np.exp(np.minimum(log_perplexity_of(totals), _LARGEST))
+
+
+def log_perplexity_of(totals: Array) -> Array:
+    """Return −log p / words, from totals of (−log p, words)."""
+    return np.asarray(totals[..., 0] / totals[..., 1])
 
 
 def bleu_of(totals: Array, *, smooth: bool = True) -> Array:
